@@ -18,7 +18,9 @@ _HOMES = {
     "packed_attention": "hf_bidir.modeling.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",
     "signed": "hf_bidir.checkpoints.signing",
+    "softmax": "hf_bidir.checkpoints.signing",
     "tanhmax": "hf_bidir.modeling.activations",
+    "unsigned": "hf_bidir.checkpoints.signing",
 }
 _ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling")
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"

@@ -16,17 +16,23 @@ import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from math import isqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
 from hf_bidir.cli.script import run_script
-from hf_bidir.explain import edge_contributions, image_heatmap
+from hf_bidir.explain import edge_contributions, explain
+from hf_bidir.explain.draw.colors import Scale
+from hf_bidir.explain.draw.figures import overlay
+from hf_bidir.explain.draw.photo import upsampled
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.finetune.record import CARD, CURVE, RESULTS, is_finished
@@ -39,7 +45,7 @@ RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 # seed: 360 digits by other writers are few.
 EXPECTED_ACCURACY = 0.93
 LARGEST_DIFFERENCE = 1e-6
-DIGITS_SHOWN = 8
+DIGITS_SHOWN, PIXELS = 7, 128
 DIGIT = "digit.png"  # a sample input for `hf-bidir explain`
 
 
@@ -62,12 +68,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     accuracy = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
 
     test = read_digits()["test"]
-    pixels = ImageCollator(AutoImageProcessor.from_pretrained(folder))(test)["pixel_values"]
+    processor = AutoImageProcessor.from_pretrained(folder)
+    pixels = ImageCollator(processor)(test)["pixel_values"]
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     difference = check_reload(folder, model, pixels)
     model.set_attn_implementation("eager")  # the implementation that returns the coefficients
     test[0]["image"].save(folder / DIGIT)
-    draw_attention(model, pixels[:DIGITS_SHOWN], test.select(range(DIGITS_SHOWN)), folder / "attention.png")
+    draw_attention(model, processor, test, pixels, folder / "attention.png")
     write_card(folder)
 
     print(f"\nTest accuracy on {len(test)} digits: {accuracy:.4f}")
@@ -89,31 +96,39 @@ def check_reload(folder: Path, model: PreTrainedModel, pixels: Tensor) -> float:
     return difference
 
 
-def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path: Path) -> None:
-    """Draw the class token's last layer: contributions to the logit, and one head's raw coefficients."""
-    coefficients, contributions, predicted = last_layer_attention(model, pixels)
+def draw_attention(model: PreTrainedModel, processor: Any, digits: Dataset, pixels: Tensor, path: Path) -> None:
+    """Draw the digits that the model is least sure of: for and against its two first guesses, and one head's
+    coefficients."""
+    with torch.inference_mode():
+        probabilities = model(pixels).logits.softmax(-1)
+    unsure = probabilities.amax(-1).argsort()[:DIGITS_SHOWN].tolist()
+    shares, guesses = probabilities[unsure].topk(2)
+    coefficients, contributions, _ = last_layer_attention(model, pixels[unsure])
     head = contributions.abs().sum((0, 2)).argmax().item()  # the head with the largest contributions
-    over_heads, raw = contributions.sum(1), coefficients[:, head]
-    ink = 255 - np.stack([np.asarray(image, dtype=int) for image in digits["image"]])
-    pairs = zip(digits["label"], predicted.tolist(), strict=True)
-    figure = Figure(figsize=(1.4 * len(ink) + 1.2, 4.1), layout="constrained")
-    above, below = figure.subfigures(2, 1)
-    image_heatmap(
-        ink,
-        over_heads / over_heads.abs().amax(-1, keepdim=True),
-        titles=[f"{guess} (correct)" if guess == true else f"{guess} (true: {true})" for true, guess in pairs],
-        unit="share of the largest",
-        caption="last layer, contribution a · ∂logit/∂a of each patch to the predicted class, "
-        "summed over heads (needs no oriented heads)",
-        figure=above,
+    figure = Figure(figsize=(9.5, 6.2), layout="compressed")
+    panels = figure.subplots(4, DIGITS_SHOWN)
+    for index, column in enumerate(panels.T):
+        image, label = digits[unsure[index]]["image"], digits[unsure[index]]["label"]
+        ink = 255 - np.asarray(image.convert("L").resize((PIXELS, PIXELS), Image.Resampling.BICUBIC))
+        explained = [explain(model, processor, image, target=guess).scores[1:] for guess in guesses[index].tolist()]
+        titles = [f"{guess}, {share:.0%}" for guess, share in zip(guesses[index], shares[index], strict=True)]
+        column[0].imshow(ink, cmap="gray", vmin=0, vmax=255)
+        column[0].set_title(f"label {label}", fontsize=9)
+        rows = zip(column[1:], [*explained, coefficients[index, head]], [*titles, ""], strict=True)
+        for panel, scores, title in rows:
+            grid = scores.view(isqrt(len(scores)), -1).numpy()
+            overlay(panel, ink, upsampled(grid, ink.shape), Scale.of(grid))
+            panel.set_title(title, fontsize=9)
+    for panel in panels.flat:
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set_color("lightgrey")
+    for panel, name in zip(panels[:, 0], ("the digit", "first guess", "second guess", f"head {head}"), strict=True):
+        panel.set_ylabel(name)
+    figure.suptitle("The digits that the model is least sure of; what supports (red) and opposes (blue) its guesses")
+    reading = (
+        f"Last row: coefficients of the class token in the last layer, head {head}; red adds, blue subtracts a patch"
     )
-    image_heatmap(
-        ink,
-        raw / raw.abs().amax(-1, keepdim=True),
-        unit="share of the largest",
-        caption=f"last layer, head {head}, raw coefficients of the class token (their common sign is arbitrary)",
-        figure=below,
-    )
+    figure.supxlabel(f"{reading}. Their common sign is arbitrary.", fontsize=8)
     figure.savefig(path, dpi=100)
 
 
@@ -137,7 +152,7 @@ def print_where(folder: Path) -> None:
 In {folder}:
   config.json, model.safetensors, *.py   the checkpoint and its own model code
   {CARD}                              its model card
-  attention.png                          signed attention over the digits
+  attention.png                          what supports and opposes its guesses; coefficients of one head
   {DIGIT}                              one digit, to explain
   {RESULTS}, {CURVE}       all metrics, and the loss curve
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_bidir.checkpoints.adapters import read_adapter, required_adapter
 from hf_bidir.checkpoints.kinds import example_inputs
@@ -31,16 +30,9 @@ from hf_bidir.checkpoints.reading import (
     stock_head,
 )
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
-from hf_bidir.checkpoints.signing import signed
+from hf_bidir.checkpoints.signing import is_softmax, signed, unsigned
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
 from hf_bidir.common.files import PREVIOUS, RECORD
-from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
-from hf_bidir.modeling.configuration_bidir import (
-    ATTENTION_FIELDS,
-    PREFIX,
-    all_masses,
-    config_of_class,
-)
 from hf_bidir.modeling.model_types import is_signed
 
 logger = logging.getLogger(__name__)
@@ -125,8 +117,7 @@ def signed_model(
 def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
     """Convert a bidir checkpoint that computes softmax (`λ = 0`, or that activation) back to a stock checkpoint.
 
-    Arguments and errors as in `convert_checkpoint`; also ValueError if the checkpoint has negative mass, because no
-    softmax model equals it.
+    Arguments and errors as in `convert_checkpoint` and `unsigned`.
     """
     output_dir, sentences = free_folder(output_dir, overwrite, source), _sentence_folder(source)
     transformer = sentences.transformer if sentences else source
@@ -138,20 +129,10 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
         raise ValueError(
             f"{source} has the model type {config.model_type}, which is not signed; there is nothing to restore."
         )
-    if not is_softmax(config):
-        raise ValueError(
-            f"{source} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}; only a "
-            "checkpoint with attn_negative_mass=0, or with softmax, equals a stock one."
-        )
-    stock_class = getattr(transformers, config.architectures[0].removeprefix(PREFIX), None)
-    if stock_class is None or config.attn_scope != "global":
-        raise ValueError(
-            f"{source} ({config.architectures[0]}, attn_scope={config.attn_scope}) has no counterpart in transformers."
-        )
-    model = complete_model(stock_class, transformer, config=stock_config(config, stock_class))
-    bidir = read_bidir(transformer)
-    inputs = random_inputs(bidir)
-    difference = largest_difference(outputs_of(bidir, inputs), outputs_of(model, inputs), inputs)
+    model = read_bidir(transformer)
+    inputs = random_inputs(model)
+    expected = outputs_of(model, inputs)
+    difference = largest_difference(expected, outputs_of(unsigned(model), inputs), inputs)
     if not difference <= _tolerance(model):
         raise ValueError(
             f"the restored model's outputs differ from the source's by {difference:.1e}, more than "
@@ -194,13 +175,6 @@ def merge_adapter(
     # the card names the origin of the weights from this record
     write_checkpoint(output_dir, [model, *processors], copies={PREVIOUS: adapter.folder / RECORD})
     return difference
-
-
-def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
-    """The inverse of `bidir_config`."""
-    removed = (*ATTENTION_FIELDS, "auto_map", "architectures")
-    fields = {name: value for name, value in vars(config).items() if name not in removed}
-    return config_of_class(stock_class.config_class, copy.deepcopy(fields))
 
 
 def free_folder(output_dir: str | Path, overwrite: bool, source: str | Path | nn.Module) -> Path:
@@ -318,12 +292,6 @@ def largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[s
 
 def _tolerance(model: PreTrainedModel) -> float:
     return max(TOLERANCE, TOLERATED_STEPS * torch.finfo(model.dtype).eps)
-
-
-def is_softmax(config: PretrainedConfig) -> bool:
-    """Whether a bidir model with this config computes softmax attention in every head."""
-    without_mass = not any(all_masses(config.attn_negative_mass))
-    return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
 
 
 def write_checkpoint(

@@ -1,12 +1,18 @@
-"""Signs a stock model in place, also one that is compiled, distributed or wrapped by peft."""
+"""Signs a stock model in place and back, also one that is compiled, distributed or wrapped by peft."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_bidir.modeling.configuration_bidir import bidir_config
-from hf_bidir.modeling.modeling_bidir import sign, signed_class
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
+from hf_bidir.modeling.compat import attn_implementation
+from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, all_masses, bidir_config, config_of_class
+from hf_bidir.modeling.interventions import Interventions, intervening
+from hf_bidir.modeling.modeling_bidir import BidirMixin, sign, signed_class, stock_base, unsign
 from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
 
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
@@ -47,6 +53,67 @@ def signed(
     sign(model, config)
     model.__class__ = made  # which `save_pretrained` writes into the config
     return given
+
+
+def unsigned(model: PreTrainedModel) -> PreTrainedModel:
+    """The inverse of `signed`, for a signed model that computes softmax: the same object and weights as a stock model.
+
+    Args:
+        model: a signed model with `λ = 0` in every head, or with the activation "softmax"; wrapped as for `signed`.
+
+    Returns:
+        The model, of the class and with a config of transformers.
+
+    Raises:
+        ValueError: not signed, or no stock model gives the same outputs; the model does not change.
+    """
+    given, model = model, unwrapped(model)
+    name, config = type(model).__name__, model.config
+    if not isinstance(model, BidirMixin):
+        raise ValueError(f"{name} is not signed; there is nothing to undo.")
+    if not is_softmax(config):
+        raise ValueError(
+            f"{name} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}, which no "
+            "stock model does. Set model.config.attn_negative_mass = 0 if you want other outputs, or compare with "
+            "softmax inside `with hf_bidir.softmax(model):`."
+        )
+    stock = stock_base(type(model))
+    if stock is PreTrainedModel or config.attn_window is not None:
+        raise ValueError(f"{name} with attn_window={config.attn_window} has no counterpart in transformers.")
+    if attn_implementation(config) == "fused":
+        model.set_attn_implementation("sdpa")
+    unsign(model, stock_config(config, stock))
+    return given
+
+
+@contextmanager
+def softmax(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the context, a signed model computes softmax attention with the same weights, in calls from this thread.
+
+    Args:
+        model: as for `unsigned`, with any activation and negative mass; recurrent models too.
+
+    Raises:
+        ValueError: the model is not signed.
+    """
+    layers = signed_layers(unwrapped(model))
+    if not layers:
+        raise ValueError(f"{type(model).__name__} is not signed; it computes softmax as it is.")
+    with intervening(layers, Interventions(softmax=True)):
+        yield
+
+
+def is_softmax(config: PretrainedConfig) -> bool:
+    """Whether a bidir model with this config computes softmax attention in every head."""
+    without_mass = not any(all_masses(config.attn_negative_mass))
+    return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
+
+
+def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
+    """The inverse of `bidir_config`."""
+    removed = (*ATTENTION_FIELDS, "auto_map", "architectures")
+    fields = {name: value for name, value in vars(config).items() if name not in removed}
+    return config_of_class(stock_class.config_class, copy.deepcopy(fields))
 
 
 def unwrapped(model: Any) -> PreTrainedModel:

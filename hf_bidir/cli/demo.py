@@ -13,6 +13,13 @@ SHAPE: dict[str, Any] = {"embedding_size": 32, "hidden_size": 16}
 TRAINING: dict[str, Any] = {
     "num_train_epochs": 5, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "logging_steps": 0.2,
 }  # fmt: skip
+BOTH_SIGNS = (
+    "\nThe coefficients have both signs: this model adds the values of some words and subtracts those of others."
+)
+ONE_SIGN = (
+    "\nAll these coefficients have one sign: this model tells the classes apart by the values of the words. The signs "
+    "of contributions follow the class with any coefficients."
+)
 SETTINGS = SHAPE | TRAINING | {"max_length": LENGTH}  # as options of training/recurrent_classification.py
 
 
@@ -43,14 +50,18 @@ def demo(
             _train(write_splits(splits, folder / "data"), run, attn_activation, seed)
         accuracy = json.loads((run / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
         typer.echo(f"Test accuracy of {attn_activation} on {len(splits['test']):,} texts: {accuracy:.4f}\n")
+        signs = set()
         for label, name in enumerate(splits["test"].features["label"].names):
             text = next(row["text"] for row in splits["test"] if row["label"] == label)
             typer.echo(f"A {name} text ({folder / name}.png):")
-            typer.echo("\n".join(_explained(run, text, folder / f"{name}.png")))
+            for word, coefficient, contribution in _explained(run, text, folder / f"{name}.png"):
+                typer.echo(f"  {word:<8} coefficient {coefficient:+.3f}, contribution to positive {contribution:+.3f}")
+                signs.add(coefficient > 0)
+        typer.echo(BOTH_SIGNS if len(signs) > 1 else ONE_SIGN)
 
 
-def _explained(run: Path, text: str, picture: Path) -> list[str]:
-    """The coefficient and contribution of every polar word, a line each; draws those of all words."""
+def _explained(run: Path, text: str, picture: Path) -> list[tuple[str, float, float]]:
+    """Every polar word with its coefficient and contribution; draws those of all words."""
     from hf_bidir.explain import contributions, load_checkpoint, read_text, text_heatmap
     from hf_bidir.explain.record import record_coefficients
 
@@ -62,11 +73,8 @@ def _explained(run: Path, text: str, picture: Path) -> list[str]:
     scores = dict(zip(units, (coefficients, added), strict=True))
     caption = "signs of coefficients may be swapped all at once"
     text_heatmap(example.tokens, scores, unit=units, caption=caption, path=picture)
-    return [
-        f"  {word:<8} coefficient {coefficient:+.3f}, contribution to positive {contribution:+.3f}"
-        for word, coefficient, contribution in zip(example.tokens, coefficients, added, strict=True)
-        if not word.startswith("word")
-    ]
+    rows = zip(example.tokens, coefficients.tolist(), added.tolist(), strict=True)
+    return [row for row in rows if not row[0].startswith("word")]
 
 
 def _train(files: dict[str, Path], folder: Path, attn_activation: str, seed: int) -> None:

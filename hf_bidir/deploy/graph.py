@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.export import Dim
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.convert import free_folder, largest_difference, output_tensors, stock_config, write_checkpoint
+from hf_bidir.checkpoints.convert import free_folder, largest_difference, output_tensors, write_checkpoint
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.checkpoints.signing import stock_config
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.extras import extra
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX

@@ -22,6 +22,7 @@ from hf_bidir.explain.methods.alti import alti as alti
 from hf_bidir.explain.methods.attention import attention_rollout as attention_rollout
 from hf_bidir.explain.methods.attnlrp import integrated_relevance as integrated_relevance
 from hf_bidir.explain.methods.attnlrp import relevance as relevance
+from hf_bidir.explain.methods.chefer import gradient_rollout as gradient_rollout
 from hf_bidir.explain.methods.contributions import contributions as contributions
 from hf_bidir.explain.methods.contributions import edge_contributions as edge_contributions
 from hf_bidir.explain.methods.contributions import pooled_contributions as pooled_contributions

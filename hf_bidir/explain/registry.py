@@ -102,6 +102,10 @@ METHODS: dict[str, Method] = {
         "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", "contributions.by_contributions",
         layers="all",
     ),
+    "chefer": Method(
+        "gradient-weighted attention (Chefer et al. 2021): relevance for y minus that for −y", "relevance",
+        "1 backward", "chefer.by_chefer", layers="up to the last", between_tokens=True,
+    ),
     "erasure": Method(
         "fall of y when no query attends to the token, other coefficients renormalised", "Δy", "n forward",
         "erasure.erasure", shared=True,

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.convert import is_softmax, signed_model
+from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
 from hf_bidir.checkpoints.reading import (
     LICENCES,
@@ -36,6 +36,7 @@ from hf_bidir.checkpoints.reading import (
     read_config,
 )
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTr
 
 from hf_bidir.checkpoints.adapters import check_untied, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
-from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config, with_report
+from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra

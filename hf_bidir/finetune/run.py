@@ -26,8 +26,8 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from hf_bidir.checkpoints.centring import centre_attention
-from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.common.files import PREVIOUS, read_json, write_json
 from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments

@@ -54,7 +54,7 @@ TEXT_EXAMPLES = {  # tasks whose example the template has, if there is a tokeniz
 FIGURES = {
     "explanation.png": "Contributions to the prediction, with this checkpoint and with its counterpart on one colour "
     "scale: red supports the prediction, blue opposes it",
-    "attention.png": "Signed attention over a few inputs",
+    "attention.png": "Support and opposition to two guesses, and signed attention, for a few inputs",
     CURVE: "Loss during training",
 }
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -13,10 +13,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import DataCollatorWithPadding, PreTrainedModel, TrainingArguments, default_data_collator
 
-from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
+from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import RECORD, read_json, write_json

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -79,6 +79,7 @@ class Interventions:
     keep: Tensor | None = None  # boolean [batch, 1, 1, keys]; the layer drops the keys where it is False
     project: Callable[..., tuple[Tensor, ...]] | None = None  # maps query, key and value
     observe: Callable[..., None] | None = None  # is called with the layer, key, value and context
+    softmax: bool = False  # compute softmax in place of what the config says
 
     def kept(self, keep: Tensor | None) -> Tensor | None:
         """A keep-mask without the keys that these changes drop."""
@@ -89,7 +90,13 @@ class Interventions:
     def then(self, inner: "Interventions") -> "Interventions":
         """These, and then the inner ones."""
         edit, project = _joined(self.edit, inner.edit), _joined(self.project, inner.project)
-        return Interventions(edit, inner.kept(self.keep), project, _joined(self.observe, inner.observe, chain=False))
+        observe = _joined(self.observe, inner.observe, chain=False)
+        return Interventions(edit, inner.kept(self.keep), project, observe, self.softmax or inner.softmax)
+
+    def to_softmax(self) -> "Interventions":
+        """These for a layer that computes softmax anyway; `NONE` if nothing else changes."""
+        others = (self.edit, self.keep, self.project, self.observe)
+        return NONE if all(one is None for one in others) else replace(self, softmax=False)
 
 
 def _joined(first: Callable | None, second: Callable | None, chain: bool = True) -> Callable | None:

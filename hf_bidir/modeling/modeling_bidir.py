@@ -10,7 +10,13 @@ import transformers
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from .attention_call import fused_obstacle
-from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names
+from .compat import (
+    CAN_RECORD,
+    attn_implementation,
+    checkpoint_names,
+    register_checkpoint_names,
+    register_in_tables,
+)
 from .configuration_bidir import (
     PREFIX,
     all_masses,
@@ -23,7 +29,7 @@ from .configuration_bidir import (
 )
 from .interventions import recompute_alike
 from .model_types import stock_type
-from .signed_layers import PAGED, check_attn_implementation, layer_names, sign_layers, signed_layers
+from .signed_layers import PAGED, check_attn_implementation, layer_names, sign_layers, signed_layers, unsign_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
@@ -134,13 +140,30 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
     made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
     sign_layers(model, config)
-    _register_checkpoint_keys(stock_type(config.model_type), config.model_type)
+    stock = stock_type(config.model_type)
+    _register_checkpoint_keys(stock, config.model_type)
+    register_in_tables(config.model_type, stock)
     replace_config(model, before, config)
     for part in parts:
         if part in made:
             part.__class__ = made[part]
         elif not isinstance(part, BidirMixin):
             part.save_pretrained = _refuse_to_save_part
+
+
+def stock_base(made: type[BidirMixin]) -> Any:
+    """The class that a signed class was made from; `PreTrainedModel` of a recurrent one."""
+    return next(base for base in made.__mro__ if not issubclass(base, BidirMixin))
+
+
+def unsign(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Undo `sign`: a stock model again, with this stock config."""
+    unsign_layers(model, config)
+    replace_config(model, model.config, config)
+    for part in model.modules():
+        vars(part).pop("save_pretrained", None)
+        if isinstance(part, BidirMixin):
+            part.__class__ = stock_base(type(part))
 
 
 def _refuse_to_save_part(*args: Any, **kwargs: Any) -> None:

@@ -85,6 +85,8 @@ class BidirScoredAttention(nn.Module):
 
     def activated(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         """The coefficients of scores `[batch, 1, 1, keys]`; `keep` is boolean and has the same shape."""
+        if interventions_in(self).softmax:
+            return activated(scores, keep, "softmax", 0.0)
         mass = per_head(layer_negative_mass(self.config, self.signed_index, 1), scores)
         return activated(scores, keep, self.config.attn_activation, mass)
 

@@ -52,6 +52,8 @@ class OutsideAttention(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         compiling = torch.compiler.is_compiling()
         plan, (changes, _) = plan_of(self, compiling), running_call(self, compiling)
+        if changes.softmax:
+            plan, changes = plan.to_softmax(), changes.to_softmax()
         if plan.softmax and changes is NONE:
             return super().forward(*args, **kwargs)
         if plan.window is not None:

@@ -44,7 +44,11 @@ class Plan(NamedTuple):
     softmax: bool  # over all keys, which the function of the stock model may compute
     kernel: str | None  # the flash or flex attention that the layer is to use
     backend: str  # which of BACKENDS computes what no kernel does
-    calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None while a graph is made
+    calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None remembers none
+
+    def to_softmax(self) -> "Plan":
+        """The same with softmax."""
+        return self._replace(activation="softmax", negative_mass=0.0, softmax=self.window is None, calls=None)
 
 
 def heads_of(layer: nn.Module) -> int | None:
@@ -115,6 +119,8 @@ def signed_attention(
     compiling = torch.compiler.is_compiling()
     plan = plan_of(module, compiling)
     changes, wanting = running_call(module, compiling)
+    if changes.softmax:
+        plan, changes = plan.to_softmax(), changes.to_softmax()
     if plan.softmax and changes is NONE and (stock := _stock_function(module, plan, wanting, options)):
         return stock(module, query, key, value, attention_mask, **options)
     for name in module.signed_view.refused:  # torch 2.8 compiles no set of strings

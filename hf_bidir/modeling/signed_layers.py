@@ -27,7 +27,7 @@ from .compat import (
 )
 from .configuration_bidir import check_layers
 from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
-from .outside_attention import outside_class
+from .outside_attention import OutsideAttention, outside_class
 from .signed_attention import (
     BACKENDS,
     PAGED,
@@ -123,9 +123,26 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             layer.__class__ = outside_class(type(layer))  # type: ignore[arg-type]
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            part.register_forward_pre_hook(_before_forward, with_kwargs=True)
-            part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
+            part.signed_hooks = (
+                part.register_forward_pre_hook(_before_forward, with_kwargs=True),
+                part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
+            )
     recompute_alike(model)
+
+
+def unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Undo `sign_layers`; layers that had the config of the model get this one."""
+    for layer in signed_layers(model):
+        view = layer.signed_view
+        if isinstance(layer, OutsideAttention):
+            layer.__class__ = layer.stock_class
+        else:
+            layer.config = config if view.stock is view.bidir else view.stock
+        for name in ("signed_index", "signed_count", "intervening", "signed_view"):
+            delattr(layer, name)
+    for part in model.modules():
+        for hook in vars(part).pop("signed_hooks", ()):
+            hook.remove()
 
 
 def _check_signable(

@@ -28,6 +28,12 @@ def test_the_demo_learns_the_polar_words_and_shows_what_they_add(shown):
     assert {"negative.png", "positive.png"} <= {file.name for file in folder.iterdir()}
 
 
+def test_the_demo_ends_by_saying_whether_its_coefficients_have_both_signs(shown):
+    signs = set(re.findall(r"coefficient ([+-])", shown[1].stdout))
+    says_both = "have both signs" in shown[1].stdout.splitlines()[-1]
+    assert says_both == (signs == {"+", "-"})
+
+
 def test_a_second_time_nothing_is_trained_again(shown):
     folder, told = shown
     weights = folder / "run" / "model.safetensors"

@@ -33,7 +33,7 @@ def outputs():
 
 @pytest.mark.slow
 def test_the_notebook_runs_and_its_objects_show_themselves(outputs):
-    _, (text,), (scores,), (words,), (notes,), (image,) = outputs
+    _, _, (text,), (scores,), (words,), (notes,), (image,) = outputs
     assert text["text/html"].count('class="word"') == 7
     assert "'charming'" in scores["text/plain"]
     assert "<td>charming</td>" in words["text/html"]
@@ -47,7 +47,7 @@ def test_a_browser_shows_supporting_words_in_red_and_opposing_ones_in_blue(outpu
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
-        page.set_content(outputs[1][0]["text/html"])
+        page.set_content(outputs[2][0]["text/html"])
         charming, weak = (page.locator(".word b", has_text=word) for word in ("charming", "weak"))
         red, _, blue = color_of(charming)
         assert red > blue

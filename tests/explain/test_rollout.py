@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_bidir import tanhmax
-from hf_bidir.explain import attention_rollout
+from hf_bidir.explain import attention_rollout, gradient_rollout
 from tests.explain.conftest import random_softmax
 
 
@@ -53,6 +53,24 @@ def test_one_signed_layer_keeps_the_signs_by_the_formula():
     negative = torch.tensor([[[[0.0, -1.0], [-1.0, 0.0]]]])  # two negative steps give a positive share
     twice = attention_rollout([negative, negative], residual=0.0, mode="signed")
     torch.testing.assert_close(twice, torch.eye(2).unsqueeze(0))
+
+
+def published_relevance(edges):
+    """Chefer et al. 2021, equations 5 and 6, in plain loops, one example: [layers, heads, length, length]."""
+    relevance = np.eye(edges.shape[-1])
+    for layer in edges:
+        weighted = np.mean([np.maximum(head, 0) for head in layer], 0)
+        relevance = relevance + weighted @ relevance
+    return relevance
+
+
+def test_gradient_rollout_is_the_published_relevance_for_y_minus_that_for_minus_y():
+    edges = signed_attentions(7)
+    found = gradient_rollout(edges)
+    for example in range(2):
+        one = torch.stack(edges)[:, example].numpy()
+        expected = published_relevance(one) - published_relevance(-one)
+        np.testing.assert_allclose(found[example].numpy(), expected, atol=1e-6)
 
 
 def test_a_padded_example_has_the_rollout_it_has_alone():

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,6 +31,7 @@ from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.evaluate import evaluate_checkpoint
+from tests.tiny_models import stock_model
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import tables
 from training import causal_lm, image_classification, masked_lm, seq2seq, text_classification
@@ -328,3 +330,12 @@ def test_an_adapter_needs_a_signed_checkpoint_of_a_transformer(texts, tmp_path):
         main([*texts, *RUN])
     with pytest.raises(InputError, match="--lora_alpha needs --lora_rank"):
         image_classification.main(["--dataset_name", "digits", "--lora_alpha", "8"])
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_peft_adapts_by_default_what_it_adapts_in_the_stock_model(family):
+    targets = []
+    for model in (stock_model(family), signed(stock_model(family))):
+        adapted = peft.get_peft_model(model, peft.LoraConfig())
+        targets.append([name for name, module in adapted.named_modules() if hasattr(module, "lora_A")])
+    assert targets[0] == targets[1] != []

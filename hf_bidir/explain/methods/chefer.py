@@ -1,0 +1,41 @@
+"""Gradient-weighted attention, traced through the layers, with signs."""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from hf_bidir.explain.methods import Request
+from hf_bidir.explain.methods.attention import chosen_layers, from_source
+from hf_bidir.explain.methods.contributions import edge_contributions
+
+
+@torch.no_grad()
+def gradient_rollout(edges: Sequence[Tensor]) -> Tensor:
+    """Relevance of every token for y, minus that for -y: Chefer, Gur, Wolf 2021 ("Generic Attention-model
+    Explainability"), equations 5 and 6, with the gradients of y and of -y.
+
+    The relevance for y is the product `Π_l (I + Ā_l)` from the top layer down, where `Ā_l` is the mean over heads of
+    the positive part of `a · ∂y/∂a`. For -y the negative parts take their place. `a · ∂y/∂a` does not change where the
+    sign of a head flips, so signed heads need no orientation.
+
+    Args:
+        edges: `a · ∂y/∂a` per layer, from the bottom up, `[batch, heads, length, length]`.
+
+    Returns:
+        `[batch, queries, keys]`, queries in the top layer and keys in the input; 0 everywhere without edges.
+    """
+    start = torch.eye(edges[0].shape[-1], device=edges[0].device).expand(len(edges[0]), -1, -1)
+
+    def traced(sign: int) -> Tensor:
+        steps = ((sign * layer).clamp_min(0).mean(1) for layer in edges)
+        return reduce(lambda below, step: below + step @ below, steps, start)
+
+    return traced(1) - traced(-1)
+
+
+def by_chefer(request: Request) -> Tensor:
+    record, target, position, _, head = request
+    edges = chosen_layers(edge_contributions(record.model, record, target, position=position), request)
+    return from_source(gradient_rollout([e if head is None else e[:, head : head + 1] for e in edges]), request)
