@@ -7,58 +7,22 @@ On a Space, the variable HF_BIDIR_CHECKPOINTS names the checkpoints, separated b
 are counterparts.
 """
 
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 import argparse
-import base64
 import os
-from functools import lru_cache
-from html import escape
+import sys
+from importlib import import_module
 from pathlib import Path
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+from hf_bidir.common.extras import extra
 
-import gradio as gr
-from pictures import PREDICTED, SELECT, alignment, common_scale, drawn, heads, legend, patches, sentence, words
-from transformers import PreTrainedModel
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is imported
 
-from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain import METHODS, load_checkpoint
-from hf_bidir.explain.api import explain_checkpoint
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.result import Alignment, Explanation
-
-HERE = Path(__file__).resolve().parent
-EXAMPLES = HERE / "examples"  # a folder of images per data set
+ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ("model_cards", "runs/checkpoints")
-ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
 OPENS_WITH = "sst2-rnn"  # shown first if available: a sentence is quick to understand, and its counterpart is there
-LONGEST, LARGEST = 2000, "10mb"  # letters of a text, size of an image file
-KEPT = 3600  # seconds until an upload is deleted
-LOADED = 4  # maximum checkpoints in memory
-DEFAULT = "contributions"
-LAUNCH = {
-    "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
-    "css_paths": HERE / "style.css",
-    "max_file_size": LARGEST,
-    "allowed_paths": [str(EXAMPLES)],
-    "footer_links": ["gradio", "settings"],
-}
-SENTENCES = (
-    "a warm and funny film with a weak ending",  # the models of OPENS_WITH agree on it
-    "the plot is dull, but the actors are wonderful",
-    "not a bad film at all",
-)
-PROMPTS = ("The acting was terrible and the story was", "This is one of the best", "I did not like the")
-INTRODUCTION = """# Signed attention
-Softmax attention can only add what it attends to. Signed attention (TanhMax) can also subtract it. Choose a model and
-an input: you see what **supports the prediction (red)** and what **opposes it (blue)** in the signed model and in its
-softmax counterpart, on one colour scale. Hover over a patch for its number, click a head to see it alone."""
-SIDE = ("column", "title", "words", "picture", "heads")  # components of one model
-OUTPUTS = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
-CHOICES = ("text", "image", "examples", "method", "target", "chosen")
-NO_TEXT = "There is nothing to explain yet: type a text."
-Properties = dict[str, dict]  # component properties by name
-SHOWN, GONE = {"visible": True}, {"visible": False}
-HIDDEN = {name: GONE if name.startswith(("column", "words")) else {"value": ""} for name in OUTPUTS[2:]}
+LIBRARIES = ("gradio", "torch", "transformers.modeling_utils")  # each takes seconds
 
 
 def main() -> None:
@@ -68,266 +32,35 @@ def main() -> None:
     options = parser.parse_args()
     checkpoints = options.checkpoints or os.environ.get("HF_BIDIR_CHECKPOINTS", "").split() or found_here()
     if not checkpoints:
-        parser.error("no checkpoint with weights in model_cards/ or runs/checkpoints/; name one or more")
+        parser.exit(2, "error: no checkpoint with weights in model_cards/ or runs/checkpoints/; name one or more\n")
     try:
-        blocks = page(checkpoints)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    blocks.launch(server_port=options.port, **LAUNCH)
+        serve(checkpoints, options.port)
+    except (ValueError, OSError, ImportError) as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 def found_here() -> list[str]:
     """The checkpoints of the repository that have weights, one per name, the one that the page opens with first."""
-    weights = [file for folder in WEIGHTS for file in HERE.parent.glob(f"{folder}/*/model.safetensors")]
+    weights = [file for folder in WEIGHTS for file in ROOT.glob(f"{folder}/*/model.safetensors")]
     found = {file.parent.name: str(file.parent) for file in weights}
     return [found[name] for name in sorted(found, key=lambda name: (not name.startswith(OPENS_WITH), name))]
 
 
-def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
-    """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
-    path = Path(checkpoint)
-    for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
-        head, found, tail = path.name.rpartition(one)
-        if found:
-            named = [name for name in checkpoints if Path(name).name == head + other + tail]
-            return next((name for name in named if Path(name).parent == path.parent), next(iter(named), None))
-    return None
+def serve(checkpoints: list[str], port: int | None) -> None:
+    """Serve the page until Ctrl-C, with a line before each step that takes seconds."""
+    with extra("space"):
+        for library in LIBRARIES:
+            say(f"importing {library.partition('.')[0]} …")
+            import_module(library)
+        from page import LAUNCH, page
+        from transformers.utils import logging
+    logging.disable_progress_bar()  # for loading the weights
+    say("loading the first model and explaining its first example …")
+    page(checkpoints).launch(server_port=port, **LAUNCH)
 
 
-def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
-    """Label and checkpoint of every choice: the signed one of each pair, and those without a counterpart."""
-    offered = []
-    for checkpoint in checkpoints:
-        name, other = Path(checkpoint).name, counterpart_of(checkpoint, checkpoints)
-        if other and "softmax" in name and counterpart_of(other, checkpoints) == checkpoint:
-            continue
-        offered.append((name.replace("-tanhmax", "") if other else name, checkpoint))
-    return offered
-
-
-@lru_cache(LOADED)
-def loaded(checkpoint: str) -> tuple[PreTrainedModel, object]:
-    return load_checkpoint(checkpoint)
-
-
-def takes_images(checkpoint: str) -> bool:
-    return loaded(checkpoint)[0].main_input_name == "pixel_values"
-
-
-def examples_of(checkpoint: str) -> list[str]:
-    """Texts, or image files."""
-    model, processor = loaded(checkpoint)
-    if takes_images(checkpoint):
-        fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
-        return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
-    if not kind_of(model).names_tokens:
-        return list(SENTENCES)
-    if "MaskedLM" in type(model).__name__:
-        return [f"The film was {processor.mask_token} and I loved it."]
-    return list(PROMPTS)
-
-
-def page(checkpoints: list[str]) -> gr.Blocks:
-    """The whole page. It opens with the first model's first example, already explained."""
-    models = offered_models(checkpoints)
-    first = opened(checkpoints, models[0][1])
-    with gr.Blocks(title="Signed attention", analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
-        gr.Markdown(INTRODUCTION)
-        with gr.Row():
-            with gr.Column(scale=1, min_width=280):
-                model = gr.Dropdown(models, value=models[0][1], label="Model")
-                parts = {
-                    "text": gr.Textbox(label="Text", lines=3, max_length=LONGEST, **first["text"]),
-                    "image": gr.Image(
-                        label="Image", type="filepath", format="png", image_mode=None, height=200,
-                        sources=["upload", "clipboard"], buttons=[], elem_classes="image-input", **first["image"],
-                    ),
-                }  # fmt: skip
-                go = gr.Button("Explain", variant="primary")
-                parts["examples"] = gr.HTML(js_on_load=SELECT, apply_default_css=False, **first["examples"])
-                with gr.Accordion("Method and target", open=False):
-                    parts["method"] = gr.Dropdown(label="Method", **first["method"])
-                    parts["target"] = gr.Dropdown(label="Explain", **first["target"])
-            with gr.Column(scale=3, min_width=300):
-                parts["message"] = gr.HTML(elem_classes="message", **first["message"])
-                with gr.Row(**first["results"]) as parts["results"]:
-                    for side in (0, 1):
-                        parts |= _side(side, first)
-        parts["chosen"] = gr.State(first["chosen"])
-        _connect(checkpoints, model, go, parts)
-    return blocks
-
-
-def _side(side: int, first: Properties) -> dict[str, gr.blocks.Block]:
-    """The components of one model."""
-    made = {}
-    with gr.Column(elem_classes="card", min_width=300, **first[f"column {side}"]) as made[f"column {side}"]:
-        for part in SIDE[1:]:
-            name = f"{part} {side}"
-            if part == "words":
-                made[name] = gr.HighlightedText(
-                    elem_classes="words", show_label=False, container=False, interactive=False, **first[name]
-                )
-            else:
-                made[name] = gr.HTML(js_on_load=SELECT, apply_default_css=False, elem_classes=part, **first[name])
-    return made
-
-
-def _connect(checkpoints: list[str], model: gr.Dropdown, go: gr.Button, parts: dict) -> None:
-    """The events after a choice. All share one queue, so the page ends with the result of the last one."""
-
-    def explain(checkpoint, method, target, chosen, text, image):
-        return _updates(explained(checkpoints, checkpoint, method, target, chosen, text, image), OUTPUTS)
-
-    def open_model(checkpoint):
-        try:
-            new = opened(checkpoints, checkpoint)
-        except (ValueError, OSError) as error:
-            new = refused(str(error))
-        return _updates(new, (*CHOICES, *OUTPUTS))
-
-    def pick_head(event: gr.SelectData, checkpoint, method, target, text, image):
-        chosen = event.index or None
-        new = explained(checkpoints, checkpoint, method, target, chosen, text, image)
-        return _updates(new | {"chosen": chosen}, ("chosen", *OUTPUTS))
-
-    def pick_example(event: gr.SelectData, checkpoint, method, chosen):
-        given = "image" if takes_images(checkpoint) else "text"
-        example = {given: examples_of(checkpoint)[event.index]}
-        shown = explained(checkpoints, checkpoint, method, PREDICTED, chosen, example.get("text"), example.get("image"))
-        new = shown | {given: {"value": example[given]}, "target": {"value": PREDICTED}}
-        return _updates(new, ("text", "image", "target", *OUTPUTS))
-
-    def listen(events, function, inputs, names) -> None:
-        listed = [model if name == "model" else parts[name] for name in inputs]
-        outputs = [parts[name] for name in names]
-        gr.on(
-            events, function, listed, outputs, concurrency_id="page", trigger_mode="always_last",
-            show_progress="minimal", show_progress_on=[parts["title 0"], parts["title 1"]], api_visibility="private",
-        )  # fmt: skip
-
-    asked = [go.click, parts["text"].submit, parts["image"].upload, parts["method"].input, parts["target"].input]
-    listen(asked, explain, ("model", "method", "target", "chosen", "text", "image"), OUTPUTS)
-    # not its input event, which fires again when the box loses focus and would discard text typed since
-    listen([model.change], open_model, ("model",), (*CHOICES, *OUTPUTS))
-    grids = [parts["heads 0"].select, parts["heads 1"].select]
-    listen(grids, pick_head, ("model", "method", "target", "text", "image"), ("chosen", *OUTPUTS))
-    example = ("model", "method", "chosen")
-    listen([parts["examples"].select], pick_example, example, ("text", "image", "target", *OUTPUTS))
-
-
-def _updates(new: Properties, names: tuple[str, ...]) -> list:
-    """The new properties in the order of an event's outputs; the state takes its plain value."""
-    return [new.get(name) if name == "chosen" else gr.update(**new.get(name, {})) for name in names]
-
-
-def opened(checkpoints: list[str], checkpoint: str) -> Properties:
-    """The choices on the page for a checkpoint, and the explanation of its first example."""
-    model, images = loaded(checkpoint)[0], takes_images(checkpoint)
-    examples = examples_of(checkpoint)
-    text, image = (None, examples[0]) if images else (examples[0], None)
-    labels = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
-    words_of_vocabulary = kind_of(model).names_tokens and not model.config.is_encoder_decoder
-    return {
-        "text": {"value": text} | (GONE if images else SHOWN),
-        "image": {"value": image} | (SHOWN if images else GONE),
-        "examples": {"value": _buttons(examples, images)},
-        "method": {"choices": methods_of(model), "value": DEFAULT},
-        "target": {
-            "choices": [PREDICTED, *labels],
-            "value": PREDICTED,
-            "allow_custom_value": words_of_vocabulary,
-            "info": "or a word of the vocabulary" if words_of_vocabulary else "",
-            "visible": bool(labels) or words_of_vocabulary,
-        },
-        "chosen": None,
-    } | explained(checkpoints, checkpoint, DEFAULT, PREDICTED, None, text, image)
-
-
-def _buttons(examples: list[str], images: bool) -> str:
-    """A button per example: the text, or the image as a thumbnail."""
-    buttons = []
-    for index, example in enumerate(examples):
-        shown = escape(example)
-        if images:
-            data = base64.b64encode(Path(example).read_bytes()).decode("ascii")
-            shown = f'<img alt="{escape(Path(example).stem)}" src="data:image/png;base64,{data}">'
-        buttons.append(f'<button type="button" value="{index}">{shown}</button>')
-    return f'<div class="examples"><span>Examples</span>{"".join(buttons)}</div>'
-
-
-def explained(
-    checkpoints: list[str],
-    checkpoint: str,
-    method: str,
-    target: str,
-    chosen: list[int] | None,
-    text: str | None,
-    image: str | None,
-) -> Properties:
-    """The explanation by a checkpoint and its counterpart, or one line with the error."""
-    try:
-        # also limits requests that bypass the page; with a leading space, a text cannot name a file
-        images = takes_images(checkpoint)
-        given = image if images else f" {(text or '').strip()[:LONGEST]}"
-        if not given or not given.strip():
-            return refused("There is nothing to explain yet: upload an image." if images else NO_TEXT)
-        where = {"method": method, "target": None if target == PREDICTED else target}
-        if chosen and METHODS[method].takes_head:
-            where |= {"layer": chosen[0], "head": chosen[1]}
-        other = counterpart_of(checkpoint, checkpoints)
-        names = [checkpoint, other] if other else [checkpoint]
-        found = [explain_checkpoint(loaded(checkpoint), given, **where)]
-        if target == PREDICTED and (label := predicted_class(checkpoint, found[0])):
-            where["target"] = target = label  # the counterpart is explained for the same class, whatever it predicts
-        found += [explain_checkpoint(loaded(name), given, **where) for name in names[1:]]
-    except (ValueError, OSError) as error:
-        reason = str(error)
-        return refused(reason.replace(image, Path(image).name) if image else reason)  # the folder is not the visitor's
-    shown = {"message": {"value": ""} | GONE, "results": SHOWN}
-    for side, drawn_side in enumerate(_sides(names, found, target)):
-        shown |= {f"{part} {side}": properties for part, properties in zip(SIDE, drawn_side, strict=True)}
-    return HIDDEN | shown
-
-
-def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
-    """The class that a classifier predicts and that was explained; None for other models."""
-    model = loaded(checkpoint)[0]
-    if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
-        return None
-    return None if explanation.target is None else model.config.id2label[explanation.target]
-
-
-def refused(reason: str) -> Properties:
-    message = {"value": f"<p>{escape(reason)}</p>"} | SHOWN
-    return HIDDEN | {"message": message, "results": GONE}
-
-
-def _sides(names: list[str], found: list, target: str) -> list[list[dict]]:
-    """The properties of each model's components, in the order of `SIDE`, on common scales."""
-    if isinstance(found[0], Alignment):
-        return [
-            [SHOWN, _title(name, one.explained, []), GONE, {"value": alignment(one)}, GONE]
-            for name, one in zip(names, found, strict=True)
-        ]
-    scale = common_scale([drawn(one)[1] for one in found])
-    head_scale = common_scale([one.heads for one in found if one.heads is not None])
-    texts = found[0].example.grid is None
-    unit = METHODS[found[0].method].unit
-    sides = []
-    for name, one in zip(names, found, strict=True):
-        picture = ("" if texts else patches(one, scale)) + legend(scale, unit, of_words=texts) + sentence(one, target)
-        its_words = words(one, scale) | SHOWN if texts else GONE
-        title = _title(name, one.explained, one.notes)
-        sides.append([SHOWN, title, its_words, {"value": picture}, SHOWN | {"value": heads(one, head_scale)}])
-    return sides
-
-
-def _title(checkpoint: str, said: str, notes: list[str]) -> dict:
-    name = Path(checkpoint).name
-    kind = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
-    lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    return {"value": f"<h3>{kind}<small>{escape(name)}</small></h3><p>{escape(said)}</p>{lines}"}
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Explanations as coloured words, patches and heads: values and HTML for the components of the page."""
+"""Explanations as coloured words, patches and heads: HTML for the components of the page."""
 
 import base64
 import io
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -15,53 +16,81 @@ from hf_bidir.explain.inputs.text import shortened
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Alignment, Explanation
 
-PREDICTED = "the prediction"  # as a target, in place of a name
 IN_USE = 0.8  # share of the colour map used; black text is unreadable on its ends
-NUMBERED = 8  # maximum heads per row with a printed number; with more, a cell shows its number on hover
+TURNED = 8  # heads per row above which their labels are turned
 # a click on a button of an HTML component arrives in Python as its select event
 SELECT = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button");
-  if (button && !button.disabled) trigger("select", { index: JSON.parse(button.value), value: button.textContent });
+  if (button) trigger("select", { index: JSON.parse(button.value), value: button.textContent });
 });"""
 
 
-def common_scale(tables: Iterable) -> Scale:
-    """One colour scale for several tables of scores."""
-    return Scale.of(np.concatenate([np.empty(0), *(as_array(table).ravel() for table in tables)]))
+def pictures(found: Sequence[Explanation], meanings: Sequence[str]) -> list[str]:
+    """Explanations on one colour scale, each with its legend, and a sentence that ends with its meaning."""
+    scale = Scale.of(np.concatenate([_drawn(one)[1] for one in found]))
+    drawn = []
+    for one, meaning in zip(found, meanings, strict=True):
+        caption = one.caption(one.method)
+        text = f"{caption[0].upper()}{caption[1:]}: {meaning}. {one.hidden()}"
+        tokens = _words(one, scale) if one.example.grid is None else _patches(one, scale)
+        drawn.append(f"{tokens}{_legend(scale, METHODS[one.method].unit)}<p>{escape(text)}</p>")
+    return drawn
 
 
-def _color(scale: Scale, value: float) -> str:
-    return to_hex(scale.color(IN_USE * value))
+def meaning(explanation: Explanation, aim: str) -> str:
+    """What the colours mean where red supports the aim."""
+    method, things = METHODS[explanation.method], things_of(explanation)
+    if not method.signed:
+        return f"the darker the {things}, the larger"
+    if method.oriented:
+        return f"red {things} have positive values, blue ones negative values"
+    return f"red {things} support {aim}, blue ones oppose it"
 
 
-def drawn(explanation: Explanation) -> tuple[list[str], np.ndarray]:
+def meaning_of_coefficients(explanation: Explanation) -> str:
+    """What the head does with the values of the tokens that are drawn."""
+    things = things_of(explanation)
+    if (_drawn(explanation)[1] < 0).any():
+        return f"the head adds the values of red {things} and subtracts those of blue ones"
+    return f"all are positive, so the head adds the values of all {things}"
+
+
+def things_of(explanation: Explanation) -> str:
+    return "words" if explanation.example.grid is None else "patches"
+
+
+def _drawn(explanation: Explanation) -> tuple[list[str], np.ndarray]:
     """Tokens and their scores, without special tokens, whose large scores would hide the others."""
     tokens, scores = explanation.shown(explanation.scores)
-    return tokens, as_array(scores)
+    return list(map(shortened, tokens)), as_array(scores)
 
 
-def words(explanation: Explanation, scale: Scale) -> dict:
-    """Value and colours of a `gr.HighlightedText`, with each word's number as its label."""
-    tokens, scores = drawn(explanation)
-    labels = [scale.number(score) for score in scores]
-    return {
-        "value": [(shortened(token), label) for token, label in zip(tokens, labels, strict=True)],
-        "color_map": {label: _color(scale, score) for label, score in zip(labels, scores, strict=True)},
-    }
+def _colors(scale: Scale, value: float) -> str:
+    """Style of a cell: its background, and black or white text."""
+    color = scale.color(IN_USE * value)
+    return f"background: {to_hex(color)}; color: {text_color_on(color)}"
 
 
-def patches(explanation: Explanation, scale: Scale) -> str:
+def _words(explanation: Explanation, scale: Scale) -> str:
+    """The words with their numbers."""
+    words = [
+        f'<span class="word" style="{_colors(scale, score)}"><b>{escape(token)}</b>{scale.number(score)}</span>'
+        for token, score in zip(*_drawn(explanation), strict=True)
+    ]
+    return f'<div class="words">{"".join(words)}</div>'
+
+
+def _patches(explanation: Explanation, scale: Scale) -> str:
     """The image in grey with a coloured cell over each patch; strong patches carry their sign."""
-    tokens, scores = drawn(explanation)
     rows, columns = explanation.example.grid
     cells = []
-    for token, score in zip(tokens, scores, strict=True):
+    for token, score in zip(*_drawn(explanation), strict=True):
         strength = abs(score) / scale.limit
         mark = ("+" if score > 0 else "−") if scale.has_signs and strength >= MARKED_SHARE else ""
         opacity = round(0.85 * strength**0.5, 3)  # 0 shows the image
         cells.append(
             f'<span class="patch" title="{token}: {scale.number(score)}">'
-            f'<i style="background: {_color(scale, score)}; opacity: {opacity}"></i><b>{mark}</b></span>'
+            f'<i style="{_colors(scale, score)}; opacity: {opacity}"></i><b>{mark}</b></span>'
         )
     pixels = as_array(explanation.example.inputs["pixel_values"])[0].mean(0)
     grey = np.uint8(255 * (pixels - pixels.min()) / max(np.ptp(pixels), 1e-12))
@@ -84,63 +113,60 @@ def _data(png: io.BytesIO) -> str:
     return f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode('ascii')}"
 
 
-def legend(scale: Scale, unit: str, of_words: bool = False) -> str:
-    """The colours from one end of the scale to the other; paler for words, as gradio draws them."""
+def _legend(scale: Scale, unit: str) -> str:
+    """The colours from one end of the scale to the other."""
     ends = scale.ends
-    colors = ", ".join(_color(scale, value) for value in np.linspace(*ends, 9))
+    colors = ", ".join(to_hex(scale.color(IN_USE * value)) for value in np.linspace(*ends, 9))
     return (
-        f'<div class="legend">{scale.number(ends[0])}<i class="{"pale" if of_words else ""}" '
-        f'style="background: linear-gradient(to right, {colors})"></i>{scale.number(ends[1])} '
-        f"<span>{escape(unit)}</span></div>"
+        f'<div class="legend">{scale.number(ends[0])}<i style="background: linear-gradient(to right, {colors})"></i>'
+        f"{scale.number(ends[1])} <span>{escape(unit)}</span></div>"
     )
 
 
-def sentence(explanation: Explanation, target: str) -> str:
-    """One sentence on how to read the words or patches."""
-    method = METHODS[explanation.method]
-    quoted = target if target == PREDICTED else f"“{target}”"
-    things = "words" if explanation.example.grid is None else "patches"
-    if not method.signed:
-        meaning = f"the darker the {things}, the larger"
-    elif method.oriented:
-        meaning = f"red {things} have positive values, blue ones negative values"
-    else:
-        meaning = f"red {things} support {quoted}, blue ones oppose it"
-    example = explanation.example
-    hidden = [token for token, special in zip(example.tokens, example.special, strict=True) if special]
-    without = f" ({', '.join(dict.fromkeys(hidden))} not shown)" if hidden else ""
-    caption = explanation.caption(explanation.method)
-    return f"<p>{escape(caption[0].upper() + caption[1:])}: {escape(meaning + without)}.</p>"
+def grids(found: Sequence[Explanation], asked: str) -> list[str]:
+    """For each model a button per layer and head in the colour of its contribution, on one scale, if heads are known.
+
+    Args:
+        asked: the method asked for. Where it takes all heads together, the chosen head was explained by another one.
+    """
+    known = [as_array(one.heads).ravel() for one in found if one.heads is not None]
+    scale = Scale.of(np.concatenate([np.empty(0), *known]))
+    return [_heads(one, scale, asked) for one in found]
 
 
-def heads(explanation: Explanation, scale: Scale) -> str:
-    """A button per layer and head in the colour of its contribution, the bottom layer at the bottom; or nothing."""
+def _heads(explanation: Explanation, scale: Scale, asked: str) -> str:
+    if explanation.heads is not None and explanation.heads.numel() == 1:
+        return "<p>This model has a single attention head.</p>"
+    chosen = explanation.head is not None
     if explanation.heads is None:
-        return "<p>Heads of a text in several windows cannot be chosen; a shorter text has a grid of heads.</p>"
-    if explanation.heads.numel() == 1:
-        return "<p>This model has one attention head, so there is no head to choose.</p>"
-    choosable = METHODS[explanation.method].takes_head
-    where = (explanation.layer, explanation.head)
-    disabled = "" if choosable else " disabled"
-    rows = []
-    for layer, values in reversed(list(enumerate(as_array(explanation.heads)))):
-        rows.append(f"<span><em>layer </em>{layer}</span>")
-        for head, value in enumerate(values):
-            pressed = str(where == (layer, head)).lower()
-            colors = f"background: {_color(scale, value)}; color: {text_color_on(scale.color(IN_USE * value))}"
-            rows.append(
-                f'<button type="button" value="[{layer}, {head}]" aria-label="layer {layer}, head {head}" '
-                f'aria-pressed="{pressed}" title="layer {layer}, head {head}: {scale.number(value)}" '
-                f'style="{colors}"{disabled}>{scale.number(value)}</button>'
-            )
-    if not choosable:
-        text = f"Each cell sums one head's contributions; {explanation.method} takes all heads together."
-    elif explanation.head is None:
-        text = "Each cell sums one head's contributions over all tokens; click a cell to see that head alone."
+        grid, text = "", "A text in several windows has no grid of heads; a shorter one has."
     else:
-        text = f"Layer {where[0]}, head {where[1]} alone is shown above."
-    every = "" if explanation.head is None else '<button type="button" class="every" value="[]">Show all heads</button>'
-    count = explanation.heads.shape[1]
-    narrow = " narrow" if count > NUMBERED else ""
-    grid = f'<div class="grid{narrow}" style="--heads: {count}">{"".join(rows)}</div>'
-    return f"<h4>Layers and heads</h4>{grid}{legend(scale, 'a · ∂y/∂a')}<p>{text} {every}</p>"
+        unit = 10.0 ** (math.floor(math.log10(1.006 * scale.limit)) - 1)  # numbers of two digits fit on a phone
+        grid = f"<h4>Layers and heads</h4>{_grid(explanation, scale, unit)}{_legend(scale, 'a · ∂y/∂a')}"
+        text = f"A cell sums the contributions of a head over all tokens, in units of {unit:g}. " + (
+            "" if chosen else "Click one to see the coefficients and contributions of that head."
+        )
+    if chosen:
+        text += f"Layer {explanation.layer}, head {explanation.head} alone is shown above"
+        text += f" by {explanation.method}; {asked} takes all heads together. " if asked != explanation.method else ". "
+        text += f'<button type="button" class="every" value="[]">Show all heads by {asked}</button>'
+    return f"{grid}<p>{text}</p>"
+
+
+def _grid(explanation: Explanation, scale: Scale, unit: float) -> str:
+    """The buttons under labels of heads and beside labels of layers, the bottom layer at the bottom."""
+    table = as_array(explanation.heads)
+    count = table.shape[1]
+    cells = ["<span></span>", *(f'<span class="head">head {head}</span>' for head in range(count))]
+    for layer, values in reversed(list(enumerate(table))):
+        cells.append(f"<span>layer {layer}</span>")
+        for head, value in enumerate(values):
+            pressed = (explanation.layer, explanation.head) == (layer, head)
+            name = f"layer {layer}, head {head}"
+            cells.append(
+                f'<button type="button" value="{[] if pressed else [layer, head]}" aria-label="{name}" '
+                f'aria-pressed="{str(pressed).lower()}" title="{name}: {scale.number(value)}" '
+                f'style="{_colors(scale, value)}">{scale.number(round(value / unit))}</button>'
+            )
+    turned = " turned" if count > TURNED else ""
+    return f'<div class="grid{turned}" style="--heads: {count}">{"".join(cells)}</div>'

@@ -6,14 +6,15 @@ python space/screenshots.py                   # needs Chromium and playwright
 import shutil
 from pathlib import Path
 
-from app import LAUNCH, found_here, page
+from app import found_here
+from page import LAUNCH, page
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 # the model that the page opens with, its width and height
-SCREENS = {"space.png": ("", 1280, 700), "space-phone.png": ("digits", 390, 1660)}
+SCREENS = {"space.png": ("", 1280, 770), "space-phone.png": ("digits", 390, 1640)}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
@@ -48,6 +48,7 @@ NO_FLOW = (
     "scores do (docs/explanation_methods.md)."
 )
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+TRACED = ("flow", "rollout")  # drawn beside the scores
 FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
 
 
@@ -142,12 +143,18 @@ def explain_each(
 
 
 def explain_checkpoint(
-    source: str | Path | tuple[PreTrainedModel, Any], text_or_image: str, *, method: str | None = None, **options: Any
+    source: str | Path | tuple[PreTrainedModel, Any],
+    text_or_image: str,
+    *,
+    method: str | None = None,
+    traced: Sequence[str] = TRACED,
+    **options: Any,
 ) -> Explanation | Alignment:
     """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file, with all figures.
 
     Args:
         source: as in `load_checkpoint`, or its result.
+        traced: the methods drawn beside the scores; flow takes seconds for 200 tokens.
         method, options: as in `explain`, such as target, layer and continuation.
 
     Raises:
@@ -163,7 +170,7 @@ def explain_checkpoint(
             f"expected a text in quotation marks, got the file {text_or_image}; {type(model).__name__} takes the text "
             "itself."
         )
-    return _explain_one(model, processor, text_or_image, method, figures=True, **options)
+    return _explain_one(model, processor, text_or_image, method, figures=traced, **options)
 
 
 def _explain_one(
@@ -176,10 +183,10 @@ def _explain_one(
     continuation: str | None = None,
     new_tokens: int | None = None,
     batch_size: int = 16,
-    figures: bool = False,
+    figures: Sequence[str] | None = None,
     **options: Any,
 ) -> Explanation | Alignment:
-    """The explanation of one input, with the figures of its page if asked for, or the alignment of generated text."""
+    """The explanation of one input, with contributions of heads and `figures` if given, or the alignment of a text."""
     model, chosen = _chosen(model, processor, method, batch_size, **options)
     generation = {"continuation": continuation, "new_tokens": new_tokens}
     if not model.config.is_encoder_decoder and set(generation.values()) == {None}:
@@ -270,10 +277,10 @@ def _explain_batch(
     examples: list[Example],
     method: str | None,
     batch_size: int,
-    figures: bool = False,
+    figures: Sequence[str] | None = None,
     **chosen: Any,
 ) -> Iterator[Explanation]:
-    """The explanations of examples whose windows run together; of a single one with the figures, if asked for."""
+    """The explanations of examples whose windows run together; of a single one with `figures`, if they are given."""
     whole, several = model, type(model).__name__.endswith(SEVERAL_OUTPUTS)
     about = [f"{type(model).__name__} has no single output to explain; its encoder is explained instead."] * several
     model = model.base_model if several else model
@@ -285,8 +292,9 @@ def _explain_batch(
     inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
     # one forward pass serves the prediction, its scores and figures, unless no coefficients are needed, which are large
     used = method or default_method(model, chosen["layer"], chosen["head"], passes_of(model, inputs))
-    single = sum(counts) == 1 and (figures or not METHODS[used].of_outputs)
-    record = Record(model, inputs, kept=True, differentiable=figures) if single else None
+    drawn = figures is not None
+    single = sum(counts) == 1 and (drawn or not METHODS[used].of_outputs)
+    record = Record(model, inputs, kept=True, differentiable=drawn) if single else None
     parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
     predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
     rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
@@ -310,20 +318,24 @@ def _explain_batch(
             attended = head_of_query(record, example, chosen["position"], layer, head)
             explanation = replace(explanation, coefficients=attended)
         # figures of a single window would be of another text
-        yield _with_figures(explanation, record, **chosen) if figures and record else explanation
+        yield (
+            explanation if figures is None or record is None else _with_figures(explanation, record, figures, **chosen)
+        )
 
 
-def _with_figures(explanation: Explanation, record: Record, target, position, layer, head) -> Explanation:
-    """The explanation with rollout, flow and the contributions of heads, as far as they say something."""
+def _with_figures(
+    explanation: Explanation, record: Record, names: Sequence[str], target, position, layer, head
+) -> Explanation:
+    """The explanation with contributions of heads and the methods of these names, as far as they say something."""
     from hf_bidir.explain.methods.contributions import contributions
 
     example, model, notes = explanation.example, record.model, list(explanation.notes)
-    names, traced = ["flow", "rollout"], {}
-    if kind_of(model).causal:
+    traced = {}
+    if names and kind_of(model).causal:
         names = []
         notes.append(NO_FLOW)
-    elif len(example.token_of_piece) > FLOW_LIMIT:
-        names = ["rollout"]
+    elif "flow" in names and len(example.token_of_piece) > FLOW_LIMIT:
+        names = [name for name in names if name != "flow"]
         notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
     for name in (name for name in names if name in methods_of(model)):
         found = token_scores(model, record, name, target, position=position, layer=layer, head=head)

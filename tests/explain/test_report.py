@@ -127,6 +127,13 @@ def test_a_figure_that_a_sink_fills_is_left_out_with_the_reason(checkpoint):
     assert "rollout" not in explanation.traced
 
 
+def test_rollout_and_flow_are_left_out_where_they_are_not_drawn(checkpoint):
+    assert set(explain_checkpoint(checkpoint, TEXT).traced) == {"rollout", "flow"}
+    without = explain_checkpoint(checkpoint, TEXT, traced=())
+    assert without.traced == {}
+    assert without.heads is not None
+
+
 def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
     explanation = explain_checkpoint(checkpoint, TEXT)
     assert explanation.scale().limit == explanation.shown(explanation.scores)[1].abs().max()

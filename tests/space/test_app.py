@@ -3,23 +3,26 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import gradio as gr
 import pytest
 import torch
-from app import (
+from app import OPENS_WITH, found_here
+from page import (
+    DEFAULT,
     LONGEST,
     PREDICTED,
     SENTENCES,
     counterpart_of,
     examples_of,
     explained,
-    found_here,
+    loaded,
     offered_models,
     opened,
 )
-from app import page as build_page
+from page import page as build_page
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from screenshots import CHROMIUM, FLAGS
@@ -31,10 +34,11 @@ from tests import forks
 
 ROOT = Path(__file__).parents[2]
 DIGITS = [str(ROOT / "model_cards" / f"digits-{activation}") for activation in ("tanhmax", "softmax")]
+FILMS = [str(ROOT / "model_cards" / f"sst2-rnn-{activation}") for activation in ("tanhmax", "softmax")]
 SECONDS = 1000  # in milliseconds, as the browser counts
 PHONE = {"width": 390, "height": 844}
 SHAPE = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 16, "intermediate_size": 16,
     "max_position_embeddings": 64, "initializer_range": 0.4,
 }  # fmt: skip
 
@@ -128,7 +132,7 @@ def card(page, side):
 
 
 def words(page, side):
-    return card(page, side).locator(".words .token .text")
+    return card(page, side).locator(".word b")
 
 
 def explain(page, text):
@@ -151,7 +155,12 @@ def test_the_page_opens_with_an_explained_example_on_one_colour_scale(visit):
         expect(card(page, side).get_by_role("heading", name=title)).to_be_visible()
         expect(card(page, side).locator(".block.title")).to_contain_text(re.compile(r"\(\d+\.\d%\)"))
         expect(card(page, side).locator(".patch")).to_have_count(16)
-        expect(card(page, side).locator(".picture p")).to_have_text(re.compile("red patches support “0”"))
+        expect(card(page, side).locator(".block.title")).to_contain_text("Both models predict “0”.")
+        expect(card(page, side).locator(".picture p")).to_have_text(
+            re.compile(
+                "Integrated gradients from the mean colour: red patches support its own prediction"
+            )  # as in the CLI
+        )
     legends = [card(page, side).locator(".picture .legend").inner_text() for side in (0, 1)]
     assert legends[0] == legends[1]
     assert page.locator(".patch i").evaluate_all("all => new Set(all.map(one => one.style.background)).size") > 8
@@ -162,18 +171,30 @@ def test_the_page_opens_with_an_explained_example_on_one_colour_scale(visit):
 
 
 @needs_browser
-def test_a_click_on_a_head_shows_that_head_in_both_models_until_all_are_asked_for(visit):
+def test_a_click_on_a_head_shows_its_coefficients_above_its_contributions_until_all_heads_are_asked_for(visit):
     page = visit()
     before = [card(page, side).locator(".patches").inner_html() for side in (0, 1)]
-    head(page, 0, 2, 3).click()
-    for side in (0, 1):
-        expect(card(page, side).locator(".picture p")).to_contain_text("layer 2, head 3")
-        expect(head(page, side, 2, 3)).to_have_attribute("aria-pressed", "true")
-        assert card(page, side).locator(".patches").inner_html() != before[side]
-    card(page, 1).get_by_role("button", name="Show all heads").click()
-    for side in (0, 1):
-        expect(card(page, side).locator(".picture p")).to_contain_text("all heads")
-        assert card(page, side).locator(".patches").inner_html() == before[side]
+    back = [
+        lambda: head(page, 0, 2, 3).click(),
+        lambda: card(page, 1).get_by_role("button", name="Show all heads by integrated-gradients").click(),
+        lambda: choose(page, "Method", "default (integrated-gradients)"),
+    ]
+    page.get_by_role("button", name="Method and target").click()
+    for go_back in back:
+        head(page, 1, 2, 3).click()
+        for side in (0, 1):
+            expect(card(page, side).locator(".picture h4")).to_have_text(["Coefficients", "Contributions"])
+            expect(card(page, side).locator(".patches")).to_have_count(2)
+            expect(card(page, side).locator(".picture p")).to_contain_text(["layer 2, head 3"] * 2)
+            expect(card(page, side).locator(".heads p")).to_contain_text(
+                "integrated-gradients takes all heads together"
+            )
+            expect(head(page, side, 2, 3)).to_have_attribute("aria-pressed", "true")
+        expect(card(page, 1).locator(".picture p").first).to_contain_text("all are positive")
+        go_back()
+        for side in (0, 1):
+            expect(card(page, side).locator(".patches")).to_have_count(1)
+            assert card(page, side).locator(".patches").inner_html() == before[side]
 
 
 @needs_browser
@@ -183,14 +204,10 @@ def test_a_text_model_colours_the_words_and_shows_their_numbers(visit):
     explain(page, "a weak film")
     for side in (0, 1):
         expect(words(page, side)).to_have_text(["a", "weak", "film"])
-    tokens = card(page, 0).locator(".words .token")
+    tokens = card(page, 0).locator(".word")
     colors = tokens.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
     assert len(set(colors)) == 3
-    assert all(re.fullmatch(r"[+−].*|0", label) for label in card(page, 0).locator(".words .label").all_inner_texts())
-    tokens.nth(1).hover()
-    assert tokens.nth(1).evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
-    head(page, 1, 0, 1).click()
-    expect(card(page, 0).locator(".picture p")).to_contain_text("layer 0, head 1")
+    assert all(re.fullmatch(r"\w+\n([+−].*|0)", shown) for shown in tokens.all_inner_texts())
 
 
 @needs_browser
@@ -214,15 +231,19 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit):
     page = visit(**PHONE)
     assert too_wide(page) <= 0
     assert card(page, 0).bounding_box()["y"] < card(page, 1).bounding_box()["y"]
-    head(page, 1, 0, 2).click()
-    expect(card(page, 1).locator(".picture p")).to_contain_text("layer 0, head 2")
     choose_text_model(page)
+    expect(page.get_by_text("head 15").first).to_be_visible()
+    cut = page.locator(".grid button").evaluate_all(
+        "all => all.filter(one => one.scrollWidth > one.clientWidth).length"
+    )
+    assert cut == 0
+    assert too_wide(page) <= 0
     explain(page, "good " * 60 + "un" * 60)
     expect(card(page, 0).locator(".note").last).to_contain_text("overlapping windows")
     assert too_wide(page) <= 0
 
 
-def response_to(checkpoints, text=None, image=None, method="contributions", target=PREDICTED, chosen=None):
+def response_to(checkpoints, text=None, image=None, method=DEFAULT, target=PREDICTED, chosen=None):
     return explained(checkpoints, checkpoints[0], method, target, chosen, text, image)
 
 
@@ -242,7 +263,7 @@ def test_a_decoder_is_explained_for_its_next_token_or_any_other(decoders):
     for side in (0, 1):
         response = response_to(decoders, "the film was", target="good")
         assert "the logit of &quot; good&quot;" in response[f"title {side}"]["value"]
-        assert [word for word, _ in response[f"words {side}"]["value"]] == ["the", "film", "was"]
+        assert re.findall("<b>(.*?)</b>", response[f"picture {side}"]["value"]) == ["the", "film", "was"]
 
 
 def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
@@ -260,7 +281,6 @@ def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     response = response_to([str(tmp_path)], "the film was")
     assert response["picture 0"]["value"].startswith('<img alt="alignment" src="data:image/png')
-    assert response["words 0"]["visible"] is False
 
 
 def test_both_models_are_explained_for_the_class_that_the_first_predicts(texts):
@@ -268,15 +288,81 @@ def test_both_models_are_explained_for_the_class_that_the_first_predicts(texts):
     assert (offered["text"]["visible"], offered["image"]["visible"]) == (True, False)
     assert offered["target"]["choices"] == [PREDICTED, "LABEL_0", "LABEL_1"]
     assert (alone["column 0"]["visible"], alone["column 1"]["visible"]) == (True, False)
-    response = response_to(texts, SENTENCES[0])
-    explained_class = [re.search(r"the logit of (\w+)", response[f"title {side}"]["value"])[1] for side in (0, 1)]
-    assert re.search(r"\w+: (\w+) \(", response["title 0"]["value"])[1] == explained_class[0] == explained_class[1]
+    for sentence, verdict, aims in [
+        (SENTENCES[0], "Both models predict “positive”.", ["its own prediction"] * 2),
+        (
+            SENTENCES[1],
+            "The models differ; both are explained for “positive”.",
+            ["its own prediction", "“positive”, which"],
+        ),
+    ]:
+        response = response_to(FILMS, sentence)
+        for side, aim in enumerate(aims):
+            assert "the logit of positive" in response[f"title {side}"]["value"]
+            assert verdict in response[f"title {side}"]["value"]
+            assert f"red words support {aim}" in response[f"picture {side}"]["value"]
+    chosen = response_to(FILMS, SENTENCES[1], target="negative")
+    assert "Both models" not in chosen["title 0"]["value"]
+    assert "red words support “negative”, blue" in chosen["picture 0"]["value"]
 
 
-def test_a_method_of_the_whole_model_ignores_the_head_and_locks_the_grid(texts):
-    response = response_to(texts, SENTENCES[0], method="gradient", chosen=[0, 1])
-    assert response["results"]["visible"] is True
-    assert response["heads 0"]["value"].count(" disabled>") == 4
+def test_the_example_that_the_page_opens_with_shows_coefficients_of_both_signs_beside_positive_ones():
+    assert OPENS_WITH in found_here()[0]
+    response = response_to(FILMS, SENTENCES[0])
+    coefficients = [response[f"picture {side}"]["value"].split("<h4>Contributions")[0] for side in (0, 1)]
+    signs = [set(re.findall("</b>(.)", one)) for one in coefficients]
+    assert signs == [{"+", "−"}, {"+"}]
+
+
+def test_the_coefficients_of_a_head_are_those_of_the_model(texts):
+    shown = response_to(texts, SENTENCES[0], method="gradient", chosen=[1, 0])["picture 0"]["value"]
+    model, tokenizer = loaded(texts[0])
+    inputs = tokenizer(SENTENCES[0], return_tensors="pt")
+    row = model(**inputs, output_attentions=True).attentions[1][0, 0, 0, 1:-1]  # [CLS] as the query, words as keys
+    numbers = re.findall("</b>(.*?)</span>", shown.split("<h4>Contributions")[0])
+    assert [float(number.replace("−", "-")) for number in numbers] == pytest.approx(row.tolist(), rel=0.06)
+
+
+def test_a_method_that_takes_a_head_explains_the_chosen_one(texts):
+    response = response_to(texts, SENTENCES[0], method="attention", chosen=[1, 0])
+    picture = response["picture 0"]["value"].split("<h4>Attention")[1]
+    assert "layer 1, head 0" in picture
+    assert "all heads together" not in response["heads 0"]["value"]
+
+
+def test_every_cell_of_the_grid_of_heads_has_a_number_and_every_row_and_column_a_label(texts):
+    grid = response_to(texts, SENTENCES[0])["heads 0"]["value"]
+    assert re.findall(r">((?:layer|head) \d+)<", grid) == [
+        *(f"head {head}" for head in range(16)),
+        "layer 1",
+        "layer 0",
+    ]
+    assert len(re.findall(r">(?:[+−]\d{1,2}|0)</button>", grid)) == 32
+
+
+def test_a_long_text_shows_the_chosen_head_and_a_way_back(texts):
+    response = response_to(texts, "good " * 100, chosen=[0, 1])
+    assert "layer 0, head 1" in response["picture 0"]["value"]
+    assert 'value="[]"' in response["heads 0"]["value"]
+
+
+def started(*words, **environment):
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, str(ROOT / "space/app.py"), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+
+
+def test_a_missing_package_or_checkpoint_is_named_in_one_line(tmp_path):
+    done = started("model_cards/no-such-checkpoint")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: expected a checkpoint folder at model_cards/no-such-checkpoint"
+    )
+    assert "Traceback" not in done.stderr
+    (tmp_path / "gradio.py").write_text("raise ModuleNotFoundError(\"No module named 'gradio'\", name='gradio')")
+    done = started(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    lines = ["importing gradio …", "error: gradio is not installed; run: pip install -e '.[space]'"]
+    assert (done.returncode, done.stderr.splitlines()) == (2, lines)
 
 
 @pytest.mark.parametrize("image", [Image.new("RGBA", (9, 9)), Image.new("I;16", (9, 9))], ids=["clear", "16 bits"])

@@ -1,0 +1,327 @@
+"""The page and its events: a model and its counterpart, an input, and both explanations side by side."""
+
+import base64
+from collections.abc import Iterable
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+
+import gradio as gr
+from pictures import SELECT, alignment, grids, meaning, meaning_of_coefficients, pictures
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.explain import METHODS, load_checkpoint
+from hf_bidir.explain.api import explain, explain_checkpoint
+from hf_bidir.explain.methods import default_method, methods_of
+from hf_bidir.explain.result import Alignment, Explanation
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE / "examples"  # a folder of images per data set
+ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
+LONGEST, LARGEST = 2000, "10mb"  # letters of a text, size of an image file
+KEPT = 3600  # seconds until an upload is deleted
+LOADED = 4  # maximum checkpoints in memory
+DEFAULT, PREDICTED = "the default", "the prediction"  # as a method or a target, in place of a name
+COEFFICIENTS = "signed-attention"
+LAUNCH = {
+    "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
+    "css_paths": HERE / "style.css",
+    "max_file_size": LARGEST,
+    "allowed_paths": [str(EXAMPLES)],
+    "footer_links": ["gradio", "settings"],
+}
+SENTENCES = (
+    "a warm and funny film with a weak ending",  # the models that the page opens with agree on it
+    "the plot is dull, but the actors are wonderful",
+    "not a bad film at all",
+)
+PROMPTS = ("The acting was terrible and the story was", "This is one of the best", "I did not like the")
+INTRODUCTION = """# Signed attention
+Softmax attention can only add what it attends to. Signed attention (TanhMax) can also subtract it. Choose a model and
+an input: you see what **supports each model's own prediction (red)** and what **opposes it (blue)**, for the signed
+model and its softmax counterpart, on one colour scale. Click a head to see it alone, with its coefficients."""
+SIDE = ("column", "title", "picture", "heads")  # components of one model
+OUTPUTS = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
+CHOICES = ("text", "image", "examples", "method", "target", "chosen")
+NO_TEXT = "There is nothing to explain yet: type a text."
+Properties = dict[str, dict]  # component properties by name
+SHOWN, GONE = {"visible": True}, {"visible": False}
+HIDDEN = {name: GONE if name.startswith("column") else {"value": ""} for name in OUTPUTS[2:]}
+
+
+def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
+    """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
+    path = Path(checkpoint)
+    for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
+        head, found, tail = path.name.rpartition(one)
+        if found:
+            named = [name for name in checkpoints if Path(name).name == head + other + tail]
+            return next((name for name in named if Path(name).parent == path.parent), next(iter(named), None))
+    return None
+
+
+def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
+    """Label and checkpoint of every choice: the signed one of each pair, and those without a counterpart."""
+    offered = []
+    for checkpoint in checkpoints:
+        name, other = Path(checkpoint).name, counterpart_of(checkpoint, checkpoints)
+        if other and "softmax" in name and counterpart_of(other, checkpoints) == checkpoint:
+            continue
+        offered.append((name.replace("-tanhmax", "") if other else name, checkpoint))
+    return offered
+
+
+@lru_cache(LOADED)
+def loaded(checkpoint: str) -> tuple[PreTrainedModel, object]:
+    return load_checkpoint(checkpoint)
+
+
+def takes_images(checkpoint: str) -> bool:
+    return loaded(checkpoint)[0].main_input_name == "pixel_values"
+
+
+def examples_of(checkpoint: str) -> list[str]:
+    """Texts, or image files."""
+    model, processor = loaded(checkpoint)
+    if takes_images(checkpoint):
+        fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
+        return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
+    if not kind_of(model).names_tokens:
+        return list(SENTENCES)
+    if "MaskedLM" in type(model).__name__:
+        return [f"The film was {processor.mask_token} and I loved it."]
+    return list(PROMPTS)
+
+
+def page(checkpoints: list[str]) -> gr.Blocks:
+    """The whole page. It opens with the first model's first example, already explained."""
+    models = offered_models(checkpoints)
+    first = opened(checkpoints, models[0][1])
+    with gr.Blocks(title="Signed attention", analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
+        gr.Markdown(INTRODUCTION)
+        with gr.Row():
+            with gr.Column(scale=1, min_width=280):
+                model = gr.Dropdown(models, value=models[0][1], label="Model")
+                parts = {
+                    "text": gr.Textbox(label="Text", lines=3, max_length=LONGEST, **first["text"]),
+                    "image": gr.Image(
+                        label="Image", type="filepath", format="png", image_mode=None, height=200,
+                        sources=["upload", "clipboard"], buttons=[], elem_classes="image-input", **first["image"],
+                    ),
+                }  # fmt: skip
+                go = gr.Button("Explain", variant="primary")
+                parts["examples"] = gr.HTML(js_on_load=SELECT, apply_default_css=False, **first["examples"])
+                with gr.Accordion("Method and target", open=False):
+                    parts["method"] = gr.Dropdown(label="Method", **first["method"])
+                    parts["target"] = gr.Dropdown(label="Explain", **first["target"])
+            with gr.Column(scale=3, min_width=300):
+                parts["message"] = gr.HTML(elem_classes="message", **first["message"])
+                with gr.Row(**first["results"]) as parts["results"]:
+                    for side in (0, 1):
+                        parts |= _side(side, first)
+        parts["chosen"] = gr.State(first["chosen"])
+        _connect(checkpoints, model, go, parts)
+    return blocks
+
+
+def _side(side: int, first: Properties) -> dict[str, gr.blocks.Block]:
+    """The components of one model."""
+    made = {}
+    with gr.Column(elem_classes="card", min_width=300, **first[f"column {side}"]) as made[f"column {side}"]:
+        for part in SIDE[1:]:
+            name = f"{part} {side}"
+            made[name] = gr.HTML(js_on_load=SELECT, apply_default_css=False, elem_classes=part, **first[name])
+    return made
+
+
+def _connect(checkpoints: list[str], model: gr.Dropdown, go: gr.Button, parts: dict) -> None:
+    """The events after a choice. All share one queue, so the page ends with the result of the last one."""
+
+    def explain_again(checkpoint, method, target, chosen, text, image):
+        return _updates(explained(checkpoints, checkpoint, method, target, chosen, text, image), OUTPUTS)
+
+    def open_model(checkpoint):
+        try:
+            new = opened(checkpoints, checkpoint)
+        except (ValueError, OSError, ImportError) as error:
+            new = refused(str(error))
+        return _updates(new, (*CHOICES, *OUTPUTS))
+
+    def pick_head(event: gr.SelectData, checkpoint, method, target, text, image):
+        chosen = event.index or None
+        new = explained(checkpoints, checkpoint, method, target, chosen, text, image)
+        return _updates(new | {"chosen": chosen}, ("chosen", *OUTPUTS))
+
+    def pick_method(checkpoint, method, target, chosen, text, image):
+        chosen = chosen if takes_head(method) else None
+        new = explained(checkpoints, checkpoint, method, target, chosen, text, image)
+        return _updates(new | {"chosen": chosen}, ("chosen", *OUTPUTS))
+
+    def pick_example(event: gr.SelectData, checkpoint, method, chosen):
+        given = "image" if takes_images(checkpoint) else "text"
+        example = {given: examples_of(checkpoint)[event.index]}
+        shown = explained(checkpoints, checkpoint, method, PREDICTED, chosen, example.get("text"), example.get("image"))
+        new = shown | {given: {"value": example[given]}, "target": {"value": PREDICTED}}
+        return _updates(new, ("text", "image", "target", *OUTPUTS))
+
+    def listen(events, function, inputs, names) -> None:
+        listed = [model if name == "model" else parts[name] for name in inputs]
+        outputs = [parts[name] for name in names]
+        gr.on(
+            events, function, listed, outputs, concurrency_id="page", trigger_mode="always_last",
+            show_progress="minimal", show_progress_on=[parts["title 0"], parts["title 1"]], api_visibility="private",
+        )  # fmt: skip
+
+    given = ("model", "method", "target", "chosen", "text", "image")
+    listen(
+        [go.click, parts["text"].submit, parts["image"].upload, parts["target"].input], explain_again, given, OUTPUTS
+    )
+    listen([parts["method"].input], pick_method, given, ("chosen", *OUTPUTS))
+    # not its input event, which fires again when the box loses focus and would discard text typed since
+    listen([model.change], open_model, ("model",), (*CHOICES, *OUTPUTS))
+    grids = [parts["heads 0"].select, parts["heads 1"].select]
+    listen(grids, pick_head, ("model", "method", "target", "text", "image"), ("chosen", *OUTPUTS))
+    example = ("model", "method", "chosen")
+    listen([parts["examples"].select], pick_example, example, ("text", "image", "target", *OUTPUTS))
+
+
+def _updates(new: Properties, names: tuple[str, ...]) -> list:
+    """The new properties in the order of an event's outputs; the state takes its plain value."""
+    return [new.get(name) if name == "chosen" else gr.update(**new.get(name, {})) for name in names]
+
+
+def opened(checkpoints: list[str], checkpoint: str) -> Properties:
+    """The choices on the page for a checkpoint, and the explanation of its first example."""
+    model, images = loaded(checkpoint)[0], takes_images(checkpoint)
+    examples = examples_of(checkpoint)
+    text, image = (None, examples[0]) if images else (examples[0], None)
+    labels = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
+    words_of_vocabulary = kind_of(model).names_tokens and not model.config.is_encoder_decoder
+    return {
+        "text": {"value": text} | (GONE if images else SHOWN),
+        "image": {"value": image} | (SHOWN if images else GONE),
+        "examples": {"value": _buttons(examples, images)},
+        "method": {"choices": [(f"default ({default_method(model)})", DEFAULT), *methods_of(model)], "value": DEFAULT},
+        "target": {
+            "choices": [PREDICTED, *labels],
+            "value": PREDICTED,
+            "allow_custom_value": words_of_vocabulary,
+            "info": "or a word of the vocabulary" if words_of_vocabulary else "",
+            "visible": bool(labels) or words_of_vocabulary,
+        },
+        "chosen": None,
+    } | explained(checkpoints, checkpoint, DEFAULT, PREDICTED, None, text, image)
+
+
+def _buttons(examples: list[str], images: bool) -> str:
+    """A button per example: the text, or the image as a thumbnail."""
+    buttons = []
+    for index, example in enumerate(examples):
+        shown = escape(example)
+        if images:
+            data = base64.b64encode(Path(example).read_bytes()).decode("ascii")
+            shown = f'<img alt="{escape(Path(example).stem)}" src="data:image/png;base64,{data}">'
+        buttons.append(f'<button type="button" value="{index}">{shown}</button>')
+    return f'<div class="examples"><span>Examples</span>{"".join(buttons)}</div>'
+
+
+def explained(
+    checkpoints: list[str],
+    checkpoint: str,
+    method: str,
+    target: str,
+    chosen: list[int] | None,
+    text: str | None,
+    image: str | None,
+) -> Properties:
+    """The explanation by a checkpoint and its counterpart, or one line with the error."""
+    other = counterpart_of(checkpoint, checkpoints)
+    names = [checkpoint, other] if other else [checkpoint]
+    try:
+        # also limits requests that bypass the page; with a leading space, a text cannot name a file
+        images = takes_images(checkpoint)
+        given = image if images else f" {(text or '').strip()[:LONGEST]}"
+        if not given or not given.strip():
+            return refused("There is nothing to explain yet: upload an image." if images else NO_TEXT)
+        sides = explained_sides(names, given, method, target, chosen)
+    except (ValueError, OSError) as error:
+        reason = str(error)
+        return refused(reason.replace(image, Path(image).name) if image else reason)  # the folder is not the visitor's
+    return HIDDEN | {"message": {"value": ""} | GONE, "results": SHOWN} | sides
+
+
+def explained_sides(names: list[str], given: str, method: str, target: str, chosen: list[int] | None) -> Properties:
+    """Each model's explanation, drawn on common scales; where predictions differ, both are of the first model's."""
+    where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
+    if chosen:  # by contributions, as on the command line, where the method takes all heads together
+        where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
+    found = [explain_checkpoint(loaded(name), given, traced=(), **where) for name in names]
+    if isinstance(found[0], Alignment):
+        return _properties(_titles(names, found), map(alignment, found), [""] * len(names))
+    aims, verdict = [f"“{target}”"] * len(names), ""
+    if target == PREDICTED:
+        aims = ["y" if one.target is None else "its own prediction" for one in found]
+        own = list(map(predicted_class, names, found))
+        if len(set(own)) > 1:
+            found[1] = explain_checkpoint(loaded(names[1]), given, traced=(), **where | {"target": own[0]})
+            aims[1] = f"“{own[0]}”, which the first model predicts"
+            verdict = f"The models differ; both are explained for “{own[0]}”."
+        elif own[0] and len(names) > 1:
+            verdict = f"Both models predict “{own[0]}”."
+    drawn = pictures(found, list(map(meaning, found, aims)))
+    asked = default_method(loaded(names[0])[0]) if method == DEFAULT else method
+    return _properties(
+        _titles(names, found, verdict), _under_coefficients(names, given, found, drawn), grids(found, asked)
+    )
+
+
+def takes_head(method: str) -> bool:
+    """Whether a method of the page explains a single head; the default one explains all, whatever its name."""
+    return method != DEFAULT and METHODS[method].takes_head
+
+
+def _under_coefficients(names: list[str], given: str, found: list[Explanation], drawn: list[str]) -> list[str]:
+    """The pictures of a chosen or single head, each below the coefficients of that head; others as they are."""
+    one = found[0]
+    single = one.heads is not None and one.heads.numel() == 1
+    if one.method == COEFFICIENTS or (one.head is None and not single):
+        return drawn
+    head = {"layer": one.layer or 0, "head": one.head or 0}
+    above = [explain(*loaded(name), given, COEFFICIENTS, **head) for name in names]
+    pairs = zip(pictures(above, list(map(meaning_of_coefficients, above))), drawn, strict=True)
+    return [f"<h4>Coefficients</h4>{top}<h4>{one.method.capitalize()}</h4>{picture}" for top, picture in pairs]
+
+
+def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
+    """The class that a classifier predicts and that was explained; None for other models."""
+    model = loaded(checkpoint)[0]
+    if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
+        return None
+    return None if explanation.target is None else model.config.id2label[explanation.target]
+
+
+def refused(reason: str) -> Properties:
+    message = {"value": f"<p>{escape(reason)}</p>"} | SHOWN
+    return HIDDEN | {"message": message, "results": GONE}
+
+
+def _titles(names: list[str], found: list[Explanation | Alignment], verdict: str = "") -> list[str]:
+    """Kind and name of each model, its prediction, and what limits the explanation."""
+    titles = []
+    for path, one in zip(names, found, strict=True):
+        name = Path(path).name
+        kind = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
+        said = "".join(f"<p>{escape(line)}</p>" for line in (one.explained, verdict) if line)
+        notes = "".join(f'<p class="note">{escape(note)}</p>' for note in getattr(one, "notes", []))
+        titles.append(f"<h3>{kind}<small>{escape(name)}</small></h3>{said}{notes}")
+    return titles
+
+
+def _properties(*parts: Iterable[str]) -> Properties:
+    """The values of title, picture and heads of each model, which become visible."""
+    shown = {}
+    for side, values in enumerate(zip(*parts, strict=True)):
+        shown |= {f"{part} {side}": {"value": value} for part, value in zip(SIDE[1:], values, strict=True)}
+        shown[f"column {side}"] = SHOWN
+    return shown
