@@ -333,7 +333,7 @@ def test_convert_heals_on_the_column_that_is_named_and_names_its_own_options_in_
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [(["w1 w2"] * 60, "at least 500 tokens"), (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces")],
+    [(["w1 w2"] * 30, "at least 200 tokens"), (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces")],
     ids=["too few", "another language"],
 )
 def test_texts_that_cannot_heal_are_refused(bert, tmp_path, texts, message):
