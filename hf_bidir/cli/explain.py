@@ -39,6 +39,9 @@ def explain(
         typer.Option(help=f"{methods_by_meaning()}. docs/explanation_methods.md compares them."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
+    instead_of: Annotated[
+        str | None, typer.Option(help="Another class or token: explain why the target, and not this one.")
+    ] = None,
     layer: Annotated[
         int | None, typer.Option(help="Only this layer, counted from 0; rollout and flow: the layers up to it.")
     ] = None,
@@ -79,7 +82,7 @@ def explain(
     hf-bidir explain model_cards/sst2-rnn-tanhmax "a charming film with a weak ending" --target positive
     hf-bidir explain model_cards/sst2-minilm-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
-    hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris
+    hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
@@ -92,7 +95,8 @@ def explain(
         from hf_bidir.explain.result import Explanation
 
     logging.disable_progress_bar()  # for loading the weights
-    chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
+    chosen: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position}
+    chosen |= {"layer": layer, "head": head}
     chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size, "against": against}
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes

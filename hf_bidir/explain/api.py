@@ -38,7 +38,7 @@ from hf_bidir.explain.methods import (
 )
 from hf_bidir.explain.record import Inputs, Record, check_kind, model_within, reads_images
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
-from hf_bidir.explain.target import batches, predictions, reads_beginning, takes_embedding, token_level
+from hf_bidir.explain.target import Contrast, batches, predictions, reads_beginning, takes_embedding, token_level
 
 UNKNOWN = 5  # unknown words in a note
 SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
@@ -59,6 +59,7 @@ def explain(
     method: str | None = None,
     *,
     target: int | str | None = None,
+    instead_of: int | str | None = None,
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
@@ -72,6 +73,7 @@ def explain(
     """Explain the prediction for a text or an image, or for each of several; or the text that a model generates.
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
+        explain(lm, tokenizer, "The capital of France is", target="Paris", instead_of="London")
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
 
     A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
@@ -86,6 +88,8 @@ def explain(
         method: a name of `METHODS`; None selects `default_method`.
         target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
             predicted class of each.
+        instead_of: another class or word: y is the logit of the target minus that of this one, so a token supports the
+            target where it speaks for it more than for the other.
         position, layer, head: as in `token_scores`. The default position is that of the mask for masked language
             models, and the last one for causal ones.
         size: for images, as in `read_image`.
@@ -104,8 +108,8 @@ def explain(
         ValueError: an empty list, inputs of another type, a prompt that is too long, an option that does not apply to
             the model, and as in `read_text`, `read_image` and `token_scores`.
     """
-    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
-    options |= {"against": against, "batch_size": batch_size}
+    options: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position, "layer": layer}
+    options |= {"head": head, "size": size, "against": against, "batch_size": batch_size}
     generation: dict[str, Any] = {"continuation": continuation, "new_tokens": new_tokens}
     if isinstance(inputs, ONE):
         return _explain_one(model, processor, inputs, method, **options, **generation)
@@ -132,7 +136,7 @@ def explain_each(
 
     Args:
         inputs: any iterable, such as a column of a streamed data set.
-        options: target, position, layer, head and against; these and the other arguments are as in `explain`.
+        options: target, instead_of, position, layer, head, against; these and the other arguments are as in `explain`.
     """
     model, chosen = _chosen(model, processor, method, batch_size, **options)
     stream = iter(_checked(inputs))
@@ -216,12 +220,14 @@ def _check_left_out(model: PreTrainedModel, **choices: Any) -> None:
 
 def _chosen(
     model: Any, processor: Any, method: str | None, batch_size: int, *, target: Any = None, position: int | None = None,
-    layer: int | None = None, head: int | None = None, against: str | None = None,
+    layer: int | None = None, head: int | None = None, against: str | None = None, instead_of: Any = None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:  # fmt: skip
     """The model, or the sentence encoder compared with the text `against`; and the other options, once checked."""
     model = model_within(model, processor)
-    if not isinstance(target, Integral | str | None):
-        raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
+    for one in (target, instead_of):
+        if not isinstance(one, Integral | str | None):
+            raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(one).__name__}.")
+    target = target if instead_of is None else Contrast(target, instead_of)
     if against is not None and not takes_embedding(model):
         raise ValueError(
             f"a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
@@ -301,7 +307,9 @@ def _explain_batch(
     scores, why = [], ""
     for start, part in enumerate(parts):
         own = rows[start * batch_size : (start + 1) * batch_size]
-        targets = {"target": None if own[0] is None else torch.tensor(own)}
+        targets: dict[str, Any] = {"target": None if own[0] is None else torch.tensor(own)}
+        if isinstance(chosen["target"], Contrast):
+            targets["target"] = Contrast(targets["target"], predicted[0].instead_of)
         of_part, used, why = scores_by_default(model, part, method, **chosen | targets)
         scores.append(of_part.cpu())
     about += [*_orientation(whole, used), *([why] if why else [])]
@@ -311,7 +319,8 @@ def _explain_batch(
         by_token = example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive)
         sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
         notes = [*_lost(example, processor), *note(own, shares), *about, *sink]
-        explanation = Explanation(example, one.explained, used, layer, head, by_token, one.value, one.target, notes)
+        explained = example, one.explained, used, layer, head, by_token, one.value, one.target, notes
+        explanation = Explanation(*explained, instead_of=one.instead_of)
         if explanation.little:
             notes.append(explanation.little)
         if record is not None:

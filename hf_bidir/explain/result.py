@@ -86,6 +86,7 @@ class Explanation(Result):
         scores: `[tokens]`, one per word or patch; special tokens included.
         value: y.
         target: the explained class or token; None for a model without a head.
+        instead_of: the class or token that the target is contrasted with, if any.
         notes: what limits the scores, a sentence each.
         heads: contributions of each layer and head, summed over all tokens, `[layers, heads]`; only where asked for.
         traced: rollout and flow, `[tokens]` each; only where asked for.
@@ -105,6 +106,7 @@ class Explanation(Result):
     heads: Tensor | None = None
     traced: dict[str, Tensor] = field(default_factory=dict)
     coefficients: "Coefficients | None" = None
+    instead_of: int | None = None
 
     @property
     def tokens(self) -> list[str]:
@@ -113,7 +115,7 @@ class Explanation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
-        named = ("explained", "value", "target", "method", "layer", "head", "tokens", "notes")
+        named = ("explained", "value", "target", "instead_of", "method", "layer", "head", "tokens", "notes")
         more = {"unit": METHODS[self.method].unit, "special": self.example.special, "scores": self.scores.tolist()}
         return {name: getattr(self, name) for name in named} | more
 

@@ -105,7 +105,7 @@ def word_table(explanations: Iterable[Explanation], min_count: int = 1) -> WordT
                 own = sums[token.lower()]
                 own[:] = own[0] + 1, own[1] + score, own[2] + (score > 0)
         methods.add(one.method)
-        targets.add(one.target if METHODS[one.method].explains_output else None)
+        targets.add((one.target, one.instead_of) if METHODS[one.method].explains_output else None)
         number += 1
     if len(methods) != 1:
         raise ValueError(f"expected explanations by one method, got {', '.join(sorted(methods)) or 'no explanation'}.")

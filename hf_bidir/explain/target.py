@@ -5,7 +5,7 @@ For language models `y` is the logit minus the mean over the vocabulary.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,17 @@ from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, 
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
-Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
+One = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
+
+
+class Contrast(NamedTuple):
+    """`y` is the logit of one class or token minus that of another: why this one, not that one?"""
+
+    target: One
+    instead_of: One
+
+
+Target = One | Contrast
 Position = int | Tensor | None  # the token that is read, likewise
 
 
@@ -65,9 +75,15 @@ def choose_readout(
         rows = rows[torch.arange(len(rows), device=rows.device), positions]
     rows = upcast(rows.detach())
     if "logits" in outputs:
-        classes = _classes(model, rows, target)
+        chosen, other = target if isinstance(target, Contrast) else (target, None)
+        classes = _classes(model, rows, chosen)
         weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
-        if kind_of(model).names_tokens:  # a shift of all logits changes no prediction
+        if other is not None:
+            foils = _classes(model, rows, other)
+            if (foils == classes).any():
+                raise ValueError(f"expected another class or token than the explained one, got instead_of={other!r}.")
+            weights = weights - torch.nn.functional.one_hot(foils, rows.shape[-1]).to(rows.dtype)
+        elif kind_of(model).names_tokens:  # a shift of all logits changes no prediction
             weights = weights - 1 / rows.shape[-1]
         return Readout(weights, positions)
     if target is not None:
@@ -106,7 +122,7 @@ def _rows(outputs: ModelOutput) -> Tensor | None:
     return next((outputs[name] for name in ROWS if name in outputs), None)
 
 
-def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
+def _classes(model: PreTrainedModel, logits: Tensor, target: One) -> Tensor:
     if target is None:
         return logits.argmax(-1)
     count = logits.shape[-1]
@@ -215,6 +231,7 @@ class Prediction:
     explained: str  # the prediction and y, in words
     value: float  # y
     target: int | None  # the explained class or token; None for a model without a head
+    instead_of: int | None = None  # the one that it is contrasted with
 
 
 @torch.no_grad()
@@ -295,14 +312,16 @@ def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, ro
         tokens = kind_of(model).names_tokens
         return f'"{spelled(processor, [index])[0]}"' if tokens else model.config.id2label[index]
 
-    mean = " minus the mean of all tokens" if kind_of(model).names_tokens else ""
-    y = f"y, the logit of {name(explained)}{mean}, {signed(value)}"
+    foil = int(readout.weights[row].argmin()) if readout.weights[row].min() == -1 else None  # of a contrast
+    less = " minus the mean of all tokens" if kind_of(model).names_tokens else ""
+    less = less if foil is None else f" minus that of {name(foil)}"
+    y = f"y, the logit of {name(explained)}{less}, {signed(value)}"
     other = f" (probability {probabilities[explained]:.1%})" if explained != predicted else ""
     text = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%}). Explained: {y}{other}."
-    return Prediction(text, value, explained)
+    return Prediction(text, value, explained, foil)
 
 
-def token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
+def token_level(model, processor, example: Example, target: Target, position: Any) -> tuple[Target, Any]:
     """Target and position for language models: a token of the vocabulary, at the mask or after the text."""
     if not kind_of(model).names_tokens:
         return target, position
@@ -315,7 +334,9 @@ def token_level(model, processor, example: Example, target, position) -> tuple[s
                 f"expected {processor.mask_token} in the text of a masked language model, or --position; got neither."
             )
         position = masks[0]
-    return (_word_piece(processor, target) if isinstance(target, str) else target), position
+    given = target if isinstance(target, Contrast) else (target,)
+    tokens = [_word_piece(processor, one) if isinstance(one, str) else one for one in given]
+    return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
 
 
 def _word_piece(tokenizer, word: str) -> int:

@@ -233,3 +233,26 @@ def test_long_texts_run_in_batches_of_windows_also_without_a_padding_token():
     without.pad_token = None
     found, _ = explain(model(), without, [long[0], "good"], "contributions")
     torch.testing.assert_close(found.scores, many[0].scores, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["contributions", "integrated-gradients", "erasure", "attnlrp"])
+def test_a_contrast_explains_the_difference_of_two_logits(method):
+    for text in (TEXTS[0], TEXTS[:3]):
+        found = explain(model(), tokenizer(), text, method, target="positive", instead_of="negative")
+        each = [explain(model(), tokenizer(), text, method, target=name) for name in ("positive", "negative")]
+        parts = [[one] if isinstance(text, str) else one for one in (found, *each)]
+        for contrast, positive, negative in zip(*parts, strict=True):
+            torch.testing.assert_close(contrast.scores, positive.scores - negative.scores, atol=1e-4, rtol=1e-3)
+            assert contrast.value == pytest.approx(positive.value - negative.value, abs=1e-5)
+            assert "the logit of positive minus that of negative" in contrast.explained
+
+
+def test_a_contrast_with_the_explained_class_or_an_unknown_one_is_refused():
+    with pytest.raises(
+        ValueError, match="expected another class or token than the explained one, got instead_of='bad'"
+    ):
+        explain(
+            bert(**NAMES | {"id2label": {0: "good", 1: "bad"}}), tokenizer(), TEXTS[0], target="bad", instead_of="bad"
+        )
+    with pytest.raises(ValueError, match="target 'neutral' does not exist"):
+        explain(model(), tokenizer(), TEXTS[0], instead_of="neutral")
