@@ -1,0 +1,186 @@
+"""What do signed coefficients show on real text that softmax attention does not?
+
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml ...   # see there; 17 minutes
+    python -m research.signs.run --data-dir DIR --softmax runs/sst2-minilm-softmax --healed runs/smollm2-healed
+
+DIR has sst_trees, sst2, ag_news and imdb. Each pair of models is a signed one and its softmax teacher: "sst2"
+(model_cards/sst2-minilm-tanhmax), "minilm" (model_cards/minilm-tanhmax, a general encoder), "smollm2" (SmolLM2-135M,
+balanced attention, λ = 0.2). Each number is a row of results/signs.csv; `make tables` makes the tables, report.py the
+figure. --only takes some of the readings.
+
+The protocol, which was fixed before any number was seen. Texts are in two parts: signs, directions, thresholds and
+heads are chosen on the first, and everything is counted on the second. Intervals: 95 %, bootstrap over texts. The
+control is what softmax has too: the coefficient times the value along a direction, in the softmax model and in the
+signed one.
+
+negations (sst2): sentences of the treebank with "not", "n't", "never" or "no" and, one to three words later, a word
+that people labelled positive or negative; training sentences choose, validation and test sentences count. Each is read
+as it is, without the negation (a minimal pair), and without another word that is not polar, about as far from the
+polar word (the check that any deletion would not do). Read is a number at the polar word, by head, from the query of
+[CLS] or of the word itself:
+  coefficient    a
+  direction      a v·d, d the mean gradient by the head's context of the logit difference positive - negative
+  contribution   a v·g, g this gradient for the sentence itself
+A number is negative if its sign is not the one that most words have in this head without a negation; also in a second
+variant with each sign multiplied by the label of the word. The chosen head, query and variant have the largest
+difference between the shares of negative numbers with and without the negation.
+
+quiet (all pairs): queries at which a head adds next to nothing. The output of a head is its context minus the mean
+context, through W_o; relative to the norm of the layer's input. A head is quiet at a query if that is below the first
+quartile of the softmax model in this layer. Counted: quiet queries; the part of Σ|a| on sinks (special tokens, or the
+first token in a decoder, and punctuation), Σ|a|, and the balance |Σa| / Σ|a| (1 for softmax), at quiet queries and at
+the others; quiet queries with less than half on sinks. Last, by what factor the output of a quiet head (Σ a v W_o)
+grows with |a| in place of a, and when its signs are permuted between keys.
+
+effects (sst2): does the sign of a coefficient give the sign of its contribution a ∂y/∂a to the logit difference, once
+each head is oriented on the first part? Weighted by |contribution|, over all coefficients. The control, which softmax
+has too: the sign that most contributions of this head have.
+
+copies (smollm2): a token that occurred once before and that the softmax model has among its ten likeliest next tokens,
+and the nearest earlier query at which the same token is not among the likeliest hundred. Read by head, with the key at
+the copy: whether a < 0, and the direct effect on the copy's logit, a v W_o times its row of the unembedding, centred
+over the vocabulary. Counted: the negative coefficients at both queries, for the head with the largest difference; the
+direct effects of the ten heads that lower the copy most when it is likely; the part of that from negative
+coefficients; and how the copy's logit changes when the coefficients of these heads on the copy are 0.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pandas import read_parquet
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from benchmarks.real_weights import CACHE, load
+from hf_bidir import signed
+from hf_bidir.checkpoints.reading import read_bidir
+from research.healing.trials import TEXTS as LANGUAGE
+from research.healing.trials import blocks_of
+from research.runs import ROOT, command_line, run_grid
+from research.signs import copies, effects, negations, quiet
+from research.signs.observed import output_maps, share
+
+FILE = Path(__file__).with_name("results") / "signs.csv"
+PAIRS = {
+    "negations": ["sst2"],
+    "quiet": ["sst2", "minilm", "smollm2"],
+    "effects": ["sst2"],
+    "copies": ["smollm2"],
+}
+TEXTS, TOKENS, BLOCKS, BLOCK = 400, 64, 32, 128
+COPIES, COPY_BLOCK = 160, 96
+SPECIAL_QUERY = 16  # earlier tokens of a decoder have few keys
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
+    parser.add_argument("--softmax", type=Path, default=ROOT / "runs/sst2-minilm-softmax")
+    parser.add_argument("--healed", type=Path, default=ROOT / "runs/smollm2-healed")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
+    parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="READING")
+    options = parser.parse_args()
+
+    def opened(pair: str) -> tuple[dict[str, PreTrainedModel], Any]:
+        """The softmax model and the signed one, and their tokenizer."""
+        if pair == "sst2":
+            softmax, tokenizer = (
+                read_bidir(options.softmax, torch.float32),
+                AutoTokenizer.from_pretrained(options.softmax),
+            )
+        else:
+            softmax, tokenizer = load(pair, options.cache)
+            softmax = signed(softmax, 0.0)
+        cards = ROOT / "model_cards"
+        folder = {"sst2": cards / "sst2-minilm-tanhmax", "minilm": cards / "minilm-tanhmax", "smollm2": options.healed}
+        models = {"softmax": softmax, "signed": read_bidir(folder[pair], torch.float32)}
+        return {name: model.eval().requires_grad_(False) for name, model in models.items()}, tokenizer
+
+    def run(study: str, pair: str) -> tuple[list[dict[str, Any]], list[Path]]:
+        models, tokenizer = opened(pair)
+        rows, files = STUDIES[study](models, tokenizer, pair, options.data_dir)
+        return [{"where": "", "reading": "", **row} for row in rows], files
+
+    trials = [{"study": study, "pair": pair} for study in options.only for pair in PAIRS[study]]
+    run_grid(FILE, trials, run, key=["study", "pair", "reading", "measure", "model"])
+
+
+Study = tuple[list[dict[str, Any]], list[Path]]
+Models = dict[str, PreTrainedModel]
+
+
+def negated(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Study:
+    files = [data_dir / f"sst_trees/{split}.parquet" for split in ("train", "validation", "test")]
+    parts = [negations.examples_of(read_parquet(file)) for file in files]
+    examples = [one for part in parts for one in part]
+    first = torch.arange(len(examples)) < len(parts[0])
+    reads = {name: negations.read(model, tokenizer, examples) for name, model in models.items()}
+    return negations.rows_of(reads, examples, first), files
+
+
+def quieted(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Study:
+    if pair == "smollm2":
+        files = [data_dir / f"{folder}/test.parquet" for folder in LANGUAGE.values()]
+        blocks = [blocks_of(tokenizer, file, BLOCKS // len(files), BLOCK) for file in files]
+        rows = torch.stack(blocks, 1).flatten(0, 1)  # alternating, so that both halves have both kinds
+    else:
+        files = [data_dir / f"{'sst2' if pair == 'sst2' else 'ag_news'}/test.parquet"]
+        texts = read_parquet(files[0])["text"].sample(TEXTS, random_state=0)
+        rows = [torch.tensor(tokenizer(text, truncation=True, max_length=TOKENS)["input_ids"]) for text in texts]
+    texts = [quiet_text(ids, tokenizer, decoder=pair == "smollm2") for ids in rows]
+    maps = {name: output_maps(model, model.config.num_attention_heads) for name, model in models.items()}
+    reads = {name: quiet.read(model, maps[name], texts) for name, model in models.items()}
+    return quiet.rows_of(reads, texts, maps), files
+
+
+def quiet_text(ids: Tensor, tokenizer: Any, decoder: bool) -> quiet.Text:
+    """Sinks: punctuation and special tokens, of a decoder the first token; queries: the tokens that are not special."""
+    words = [tokenizer.decode([token]).strip() for token in ids.tolist()]
+    special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
+    first = torch.arange(len(ids)) == 0
+    punctuation = torch.tensor([bool(word) and not any(map(str.isalnum, word)) for word in words])
+    if decoder:
+        return quiet.Text(
+            ids[None], first | punctuation | special, ~special & (torch.arange(len(ids)) >= SPECIAL_QUERY)
+        )
+    return quiet.Text(ids[None], special | punctuation, ~special)
+
+
+def effective(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Study:
+    files = [data_dir / f"sst2/{split}.parquet" for split in ("train", "test")]
+    texts = [text for file in files for text in read_parquet(file)["text"].sample(TEXTS, random_state=0)]
+    inputs = [tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt") for text in texts]
+    first = torch.arange(len(texts)) < TEXTS
+    found = {name: effects.read(model, inputs) for name, model in models.items()}
+    return [row for name, sums in found.items() for row in effects.rows_of(name, sums, first)], files
+
+
+def copied(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Study:
+    files = [data_dir / f"{folder}/test.parquet" for folder in LANGUAGE.values()]
+    blocks = [blocks_of(tokenizer, file, COPIES // len(files), COPY_BLOCK) for file in files]
+    texts = torch.stack(blocks, 1).flatten(0, 1)
+    found = copies.copies_of(models["softmax"], texts)
+    text = torch.tensor([one.text for one in found])
+    first = text < len(texts) // 2
+    rows = []
+    for name, model in models.items():
+        coefficients, direct = copies.read(model, texts, found)
+        rows += copies.rows_of(name, coefficients, direct, first, text)
+        single = {one.text: one for one in found if one.text >= len(texts) // 2}.values()
+        changes = copies.removed(model, texts, single, copies.lowering(direct, first))
+        rows.append({"model": name, "reading": "lowering heads", "measure": "logit without them", **share(changes)})
+    return rows, files
+
+
+STUDIES: dict[str, Callable[[Models, Any, str, Path], Study]] = {
+    "negations": negated,
+    "quiet": quieted,
+    "effects": effective,
+    "copies": copied,
+}
+
+
+if __name__ == "__main__":
+    main()
