@@ -190,7 +190,7 @@ def test_a_click_on_a_head_shows_its_coefficients_above_its_contributions_until_
                 "integrated-gradients takes all heads together"
             )
             expect(head(page, side, 2, 3)).to_have_attribute("aria-pressed", "true")
-        expect(card(page, 1).locator(".picture p").first).to_contain_text("all are positive")
+        expect(card(page, 1).locator(".picture p").first).to_contain_text("All are positive")
         go_back()
         for side in (0, 1):
             expect(card(page, side).locator(".patches")).to_have_count(1)
