@@ -27,7 +27,8 @@ class Bar(NamedTuple):
 
     @classmethod
     def of(cls, scale: Scale, unit: str) -> "Bar":
-        return cls(*map(scale.number, scale.ends), ", ".join(map(to_hex, scale.steps(9))), unit)
+        start, end = map(scale.number, scale.ends)
+        return cls(start, end, ", ".join(map(to_hex, scale.steps(9))), unit)
 
 
 @dataclass(frozen=True)
