@@ -149,29 +149,31 @@ def test_signs_can_be_kept_in_a_decoder(bert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "words", "expected"),
+    ("head", "words", "expected", "joined"),
     [
-        ("ForCausalLM", [], ("logits", "balanced", 0.2, True)),
-        ("ForCausalLM", ["--gradient_checkpointing"], ("logits", "balanced", 0.2, False)),
-        ("ForSequenceClassification", [], ("states", "tanhmax", 1.0, True)),
+        ("ForCausalLM", [], ("logits", "balanced", 0.2, True), True),
+        ("ForCausalLM", ["--gradient_checkpointing"], ("logits", "balanced", 0.2, False), True),
+        ("ForSequenceClassification", [], ("states", "tanhmax", 1.0, True), False),
     ],
 )
-def test_by_default_a_model_that_generates_text_is_healed_with_balanced_attention_and_matches_predictions(
-    head, words, expected, bert, tmp_path
+def test_by_default_a_model_that_generates_text_is_healed_with_balanced_attention_on_joined_texts_and_matches_predictions(
+    head, words, expected, joined, bert, tmp_path
 ):
     save_texts(TEXT.split(), bert[3])
-    asked = []
+    asked, lengths = [], []
 
     class Spy(DistillationTrainer):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             schedule = self._callback(NegativeMassSchedule)
             own = self.model.config.attn_activation
+            lengths.extend(map(len, kwargs["train_dataset"]["input_ids"]))
             asked.append((kwargs["match"], own, schedule.end, kwargs["keep_signs"]))
 
     options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN, *words]
     main([*options, "--max_steps", "1", "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
     assert asked == [expected]
+    assert (max(lengths) > 20) == joined  # the texts are single words
 
 
 def trainer_of(folder, place, **options):
