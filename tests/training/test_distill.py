@@ -156,7 +156,7 @@ def test_signs_can_be_kept_in_a_decoder(bert, tmp_path):
         ("ForSequenceClassification", [], ("states", "tanhmax", 1.0, True), False),
     ],
 )
-def test_by_default_a_model_that_generates_text_is_healed_with_balanced_attention_on_joined_texts_and_matches_predictions(
+def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_texts_and_matches_predictions(
     head, words, expected, joined, bert, tmp_path
 ):
     save_texts(TEXT.split(), bert[3])
