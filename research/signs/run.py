@@ -64,7 +64,7 @@ from research.signs.observed import output_maps, share
 
 FILE = Path(__file__).with_name("results") / "signs.csv"
 PAIRS = {
-    "negations": ["sst2"],
+    "negations": ["sst2", "encoder"],
     "quiet": ["sst2", "minilm", "smollm2"],
     "effects": ["sst2"],
     "copies": ["smollm2"],
@@ -78,6 +78,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
     parser.add_argument("--softmax", type=Path, default=ROOT / "runs/sst2-minilm-softmax")
+    parser.add_argument("--encoder", type=Path, default=ROOT / "runs/conversions/sst2-encoder-0-0")
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/smollm2-healed")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
     parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="READING")
@@ -85,7 +86,7 @@ def main() -> None:
 
     def opened(pair: str) -> tuple[dict[str, PreTrainedModel], Any]:
         """The softmax model and the signed one, and their tokenizer."""
-        if pair == "sst2":
+        if pair in ("sst2", "encoder"):
             softmax, tokenizer = (
                 read_bidir(options.softmax, torch.float32),
                 AutoTokenizer.from_pretrained(options.softmax),
@@ -94,7 +95,12 @@ def main() -> None:
             softmax, tokenizer = load(pair, options.cache)
             softmax = signed(softmax, 0.0)
         cards = ROOT / "model_cards"
-        folder = {"sst2": cards / "sst2-minilm-tanhmax", "minilm": cards / "minilm-tanhmax", "smollm2": options.healed}
+        folder = {
+            "sst2": cards / "sst2-minilm-tanhmax",
+            "encoder": options.encoder,
+            "minilm": cards / "minilm-tanhmax",
+            "smollm2": options.healed,
+        }
         models = {"softmax": softmax, "signed": read_bidir(folder[pair], torch.float32)}
         return {name: model.eval().requires_grad_(False) for name, model in models.items()}, tokenizer
 
