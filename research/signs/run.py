@@ -4,9 +4,10 @@
     python -m research.signs.run --data-dir DIR --softmax runs/sst2-minilm-softmax --healed runs/smollm2-healed
 
 DIR has sst_trees, sst2, ag_news and imdb. Each pair of models is a signed one and its softmax teacher: "sst2"
-(model_cards/sst2-minilm-tanhmax), "minilm" (model_cards/minilm-tanhmax, a general encoder), "smollm2" (SmolLM2-135M,
-balanced attention, λ = 0.2). Each number is a row of results/signs.csv; `make tables` makes the tables, report.py the
-figure. --only takes some of the readings.
+(model_cards/sst2-minilm-tanhmax), "encoder" (model_cards/minilm-tanhmax fine-tuned on SST-2 by research.conversions.run
+--only encoder, without a penalty in fine-tuning), "minilm" (model_cards/minilm-tanhmax, a general encoder), "smollm2"
+(SmolLM2-135M, balanced attention, λ = 0.2). Each number is a row of results/signs.csv; `make tables` makes the tables.
+--only takes some of the readings.
 
 The protocol, which was fixed before any number was seen. Texts are in two parts: signs, directions, thresholds and
 heads are chosen on the first, and everything is counted on the second. Intervals: 95 %, bootstrap over texts. The
@@ -24,6 +25,9 @@ polar word (the check that any deletion would not do). Read is a number at the p
 A number is negative if its sign is not the one that most words have in this head without a negation; also in a second
 variant with each sign multiplied by the label of the word. The chosen head, query and variant have the largest
 difference between the shares of negative numbers with and without the negation.
+Added after the first numbers of "sst2" were seen, and before those of "encoder": the same number at the word that the
+third version removes ("elsewhere": does the head change its sign at every word?), and for each reading a threshold in
+place of 0, chosen with the head ("threshold": would a fall of softmax's coefficient tell as much?).
 
 quiet (all pairs): queries at which a head adds next to nothing. The output of a head is its context minus the mean
 context, through W_o; relative to the norm of the layer's input. A head is quiet at a query if that is below the first
