@@ -42,6 +42,7 @@ from hf_bidir.finetune.record import (
     checkpoint_to_resume,
     circumstances,
     clear_run,
+    default_settings,
     ending,
     save_loss_curve,
     size,
@@ -116,6 +117,7 @@ class Run:
             splits.note(note)
         self.schedule = schedule_for(schedule, model.config) if schedule else None
         self.record = begin_record(task, data, splits, model, args)
+        self.record["defaults"] = default_settings(args, data, schedule)
         self.checkpoint = checkpoint_to_resume(args, self.record)
         if self.checkpoint:
             check_resumed_schedule(self.schedule, self.checkpoint)
