@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -309,17 +310,26 @@ class DistillationTrainer(SignedTrainer):
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Train; first print the error of the student at its final negative mass."""
-        schedule = self._callback(NegativeMassSchedule)
+        """Train; first print the error of the student at its final negative mass, and warn if it does not fall."""
+        schedule, before_healing = self._callback(NegativeMassSchedule), math.inf
         if schedule and not resume_from_checkpoint:
             config, before = self.model.config, self.model.config.attn_negative_mass
             config.attn_negative_mass = schedule.end
             metrics = self.evaluate(metric_key_prefix="unhealed")
-            config.attn_negative_mass = before
+            config.attn_negative_mass, before_healing = before, metrics["unhealed_loss"]
             error, perplexity = (metrics.get(f"unhealed_{name}") for name in ("relative_error", "perplexity"))
             beside = f", perplexity {perplexity:.4g}" if perplexity else ""
             logger.warning("Before healing, at λ = %g: relative error %.4g%s", schedule.end, error, beside)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        found = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        losses = [log["eval_loss"] for log in self.state.log_history if "eval_loss" in log]
+        if losses and losses[-1] >= before_healing:
+            logger.warning(
+                "Healing did not bring the student closer to its teacher: loss %.4g before, %.4g after; give more "
+                "steps or texts, or a lower learning rate.",
+                before_healing,
+                losses[-1],
+            )
+        return found
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any

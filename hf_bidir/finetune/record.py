@@ -5,6 +5,8 @@ import os
 import platform
 import re
 import shutil
+import sys
+from dataclasses import fields
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +42,30 @@ MAY_CHANGE = {
 PER_PROCESS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 FINISHED = "finished"  # the status
 FILES = ("train_file", "validation_file", "test_file")
+SHOWN_SETTINGS = (  # of TrainingArguments, also where they are defaults
+    *(
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_ratio",
+        "weight_decay",
+        "optim",
+        "max_grad_norm",
+        "num_train_epochs",
+    ),
+    *(
+        "max_steps",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "bf16",
+        "fp16",
+        "early_stopping_patience",
+    ),
+    *("metric_for_best_model", "load_best_model_at_end"),
+)
+SCRIPTS = (
+    *("text_classification.py", "image_classification.py", "recurrent_classification.py", "masked_lm.py"),
+    *("causal_lm.py", "seq2seq.py", "distill.py"),
+)
 SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of the initial weights
 
 
@@ -51,6 +77,7 @@ def begin_record(
         "status": "running",
         "task": task,
         "seed": args.seed,
+        "script": script(),
         "recipe": publishable(args.typed),
         "started_from": _origin(args.typed.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
@@ -61,6 +88,21 @@ def begin_record(
         **size(model),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
     }
+
+
+def script() -> str | None:
+    """The training script that runs, from which a card makes the command; None for another program."""
+    name = Path(sys.argv[0]).name
+    return name if name in SCRIPTS else None
+
+
+def default_settings(args: RunArguments, *groups: Any) -> dict[str, Any]:
+    """The settings that nobody gave, as they are used: of training, and of the other option groups; without those that
+    are None."""
+    used = {name: getattr(args, name, None) for name in SHOWN_SETTINGS}
+    used |= {field.name: getattr(group, field.name) for group in groups if group for field in fields(group)}
+    left = {name: value for name, value in used.items() if name not in args.typed and name not in FILES}
+    return publishable({name: value for name, value in left.items() if value is not None})
 
 
 def size(model: PreTrainedModel) -> dict[str, Any]:

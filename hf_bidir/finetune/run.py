@@ -24,6 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils.logging import disable_progress_bar
 
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.kinds import kind_of
@@ -41,6 +42,7 @@ from hf_bidir.finetune.record import (
     checkpoint_to_resume,
     circumstances,
     clear_run,
+    default_settings,
     ending,
     save_loss_curve,
     size,
@@ -115,6 +117,7 @@ class Run:
             splits.note(note)
         self.schedule = schedule_for(schedule, model.config) if schedule else None
         self.record = begin_record(task, data, splits, model, args)
+        self.record["defaults"] = default_settings(args, data, schedule)
         self.checkpoint = checkpoint_to_resume(args, self.record)
         if self.checkpoint:
             check_resumed_schedule(self.schedule, self.checkpoint)
@@ -152,6 +155,7 @@ class Run:
         started, model = time.monotonic(), trainer.model
         with suitable_threads(model, self.args):
             self._begin()
+            disable_progress_bar()  # of saving and loading weights, between the lines of epochs
             trainer.remove_callback(PrinterCallback)
             if trainer.pop_callback(ProgressCallback):
                 trainer.add_callback(QuietProgress)
@@ -291,7 +295,11 @@ def suitable_threads(model: PreTrainedModel, args: TrainingArguments) -> Iterato
 
 
 class QuietProgress(ProgressCallback):
-    """The Trainer's progress bars, without the logged dictionaries."""
+    """The Trainer's progress bars, one at a time, without the logged dictionaries."""
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        if self.training_bar is None:
+            super().on_prediction_step(*args, **kwargs)
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass

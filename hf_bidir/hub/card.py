@@ -6,6 +6,7 @@ import re
 from difflib import unified_diff
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
@@ -178,6 +179,10 @@ def _facts(folder: Path) -> dict[str, Any]:
         "scores": scores,
         "headline": headline(scores, seeds, run.get("seed")),
         "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
+        "unrecognised": [
+            name.removeprefix("recall_") for name, value in scores.items() if value == 0 and name not in METRICS
+        ],
+        "command": _command(run),
         "tested": TESTED_BY_SEED if len(seeds.get("seeds", [])) > 1 else None,
         "measured_on": _measured_on(run, split),
         "verified": reproduced and is_current,
@@ -191,6 +196,18 @@ def _facts(folder: Path) -> dict[str, Any]:
         "has_code": has_code,
         "not_settings": NOT_SETTINGS,
     }
+
+
+def _command(run: dict[str, Any]) -> str | None:
+    """The command that repeats a run of a training script; None if no script was recorded."""
+    if not run.get("script"):
+        return None
+    options = [
+        f"--{name} {' '.join(quote(str(one)) for one in (value if isinstance(value, list) else [value]))}"
+        for name, value in run.get("recipe", {}).items()
+        if value is not None and not isinstance(value, dict)
+    ]
+    return " \\\n    ".join([f"python training/{run['script']}", *options])
 
 
 def _example(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, Any]:

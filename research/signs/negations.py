@@ -2,24 +2,29 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from pandas import DataFrame
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from research.signs.observed import layers_of, share
+from research.signs.observed import Layer, layers_of, share
 
 NEGATIONS, REACH = ("not", "n't", "never", "no"), 3  # words between a negation and the end of its reach
-VERSIONS = ("negated", "plain", "other")
+VERSIONS = ("negated", "plain", "other", "negated, elsewhere", "plain, elsewhere")
 QUERIES = ("[CLS]", "the word")
 VARIANTS = ("", ", × label")
+VIGINTILES = torch.linspace(0.05, 0.95, 19)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A polar word in the versions of a sentence: words and its place, by `VERSIONS`; its label, 1 or -1."""
+    """A polar word in the versions of a sentence: words and a place, by `VERSIONS`; its label, 1 or -1.
+
+    The place is that of the polar word, and elsewhere that of the neutral word that "other" removes.
+    """
 
     versions: list[tuple[list[str], int]]
     label: int
@@ -63,7 +68,14 @@ def examples_of(treebank: DataFrame) -> list[Example]:
         if place is None or not neutral:
             continue
         other = min(neutral, key=lambda i: abs(abs(place - i) - (place - start)))
-        versions = [(words, place), *((words[:i] + words[i + 1 :], place - (i < place)) for i in (start, other))]
+        plain = words[:start] + words[start + 1 :]
+        versions = [
+            (words, place),
+            (plain, place - 1),
+            (words[:other] + words[other + 1 :], place - (other < place)),
+            (words, other),
+            (plain, other - (start < other)),
+        ]
         found.append(Example(versions, 1 if labels[place] > 2 else -1))
     return found
 
@@ -72,22 +84,29 @@ def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: I
     """Run the model on all versions of all examples."""
     rows = []
     for example in tqdm(examples, leave=False, unit="sentence"):
+        run = cache(
+            lambda words: _run(model, tokenizer([words.split(" ")], is_split_into_words=True, return_tensors="pt"))
+        )
         for words, place in example.versions:
-            inputs = tokenizer([words], is_split_into_words=True, return_tensors="pt")
+            inputs, logit, layers = run(" ".join(words))
             pieces = [i for i, word in enumerate(inputs.word_ids(0)) if word == place]
-            outputs, layers = layers_of(model, inputs, lambda outputs: outputs.logits[0, 1] - outputs.logits[0, 0])
             queries = [0, pieces[0]]
             a = torch.stack([layer.coefficients[:, queries][..., pieces].transpose(0, 1) for layer in layers], 1)
             values = torch.stack([layer.values[:, pieces] for layer in layers])
             gradients = torch.stack([layer.gradient[:, queries].transpose(0, 1) for layer in layers], 1)
-            logit = (outputs.logits[0, 1] - outputs.logits[0, 0]).detach()
             rows.append((a.sum(-1), torch.einsum("qlhk,lhkd->qlhd", a, values), gradients, logit))
     return Read(*(torch.stack(column).unflatten(0, (-1, len(VERSIONS))) for column in zip(*rows, strict=True)))
 
 
+def _run(model: PreTrainedModel, inputs: BatchEncoding) -> tuple[BatchEncoding, Tensor, list[Layer]]:
+    """The inputs, the logit difference and the layers."""
+    outputs, layers = layers_of(model, inputs, lambda outputs: outputs.logits[0, 1] - outputs.logits[0, 0])
+    return inputs, (outputs.logits[0, 1] - outputs.logits[0, 0]).detach(), layers
+
+
 def numbers(read: Read, first: Tensor) -> dict[str, Tensor]:
     """The three readings, `[examples, versions, queries, layers, heads]`; `first` are the examples that choose."""
-    direction = read.gradients[first].mean((0, 1))
+    direction = read.gradients[first, :3].mean((0, 1))
     return {
         "coefficient": read.coefficients,
         "direction": (read.vectors * direction).sum(-1),
@@ -95,16 +114,26 @@ def numbers(read: Read, first: Tensor) -> dict[str, Tensor]:
     }
 
 
-def negative_of(values: Tensor, labels: Tensor, first: Tensor) -> tuple[Tensor, str]:
-    """Where a reading is negative, boolean `[counted examples, versions]`, and the head and query chosen for it."""
-    shape = [-1] + [1] * (values.dim() - 1)
-    both = torch.stack([values, values * labels.reshape(shape)], 2)
+def negative_of(values: Tensor, labels: Tensor, first: Tensor, free: bool = False) -> tuple[Tensor, str]:
+    """Where a reading is negative, boolean `[counted examples, versions]`, and the head and query chosen for it.
+
+    Args:
+        values: the reading, `[examples, versions, queries, layers, heads]`.
+        labels: of the polar words, 1 or -1.
+        first: the examples that choose.
+        free: whether negative means below a threshold that is chosen too, among the vigintiles, instead of below 0.
+    """
+    both = torch.stack([values, values * labels.reshape(-1, *[1] * (values.dim() - 1))], 2)
     usual = both[first, 1].sign().sum(0).sign()
-    negative = both * usual < 0
-    shares = negative[first].double().mean(0)
-    variant, query, layer, head = torch.unravel_index((shares[0] - shares[1]).argmax(), shares.shape[1:])
-    where = f"layer {layer}, head {head}, query {QUERIES[query]}{VARIANTS[variant]}"
-    return negative[~first][:, :, variant, query, layer, head], where
+    both, usual = (torch.cat([both, -both], 2), 1) if free else (both, usual)
+    options = both[first, :2].flatten(0, 1).quantile(VIGINTILES, dim=0) if free else torch.zeros(1, *both.shape[2:])
+    shares = torch.stack([(both[first, :2] * usual < option).double().mean(0) for option in options])
+    change = shares[:, 0] - shares[:, 1]
+    option, variant, query, layer, head = torch.unravel_index(change.argmax(), change.shape)
+    chosen = (variant, query, layer, head)
+    scores = both[~first][:, :, variant, query, layer, head] * (1 if free else usual[chosen])
+    label = VARIANTS[variant % len(VARIANTS)]
+    return scores < options[(option, *chosen)], f"layer {layer}, head {head}, query {QUERIES[query]}{label}"
 
 
 def rows_of(reads: dict[str, Read], examples: list[Example], first: Tensor) -> list[dict]:
@@ -116,21 +145,21 @@ def rows_of(reads: dict[str, Read], examples: list[Example], first: Tensor) -> l
         changed = positive[:, 0] != positive[:, 1]
         rows.append({"model": model, "measure": "prediction changed", **share(changed)})
         for name, values in numbers(read, first).items():
-            negative, where = negative_of(values, labels, first)
-            if not negative.any():
-                where = ""
-            own = {"model": model, "reading": name, "where": where}
-            rows += [
-                own | {"measure": version} | share(column) for version, column in zip(VERSIONS, negative.T, strict=True)
-            ]
-            change = negative[:, 0].double() - negative[:, 1].double()
-            changes[model, name] = change
-            rows += [
-                own | {"measure": "change"} | share(change),
-                own | {"measure": "change, other word"} | share(negative[:, 0].double() - negative[:, 2].double()),
-                own | {"measure": "change where the prediction changes"} | share(change * changed, changed.double()),
-            ]
-    for name in ("direction", "contribution"):
-        difference = changes["signed", "coefficient"] - changes["softmax", name]
-        rows.append({"model": "signed − softmax", "reading": name, "measure": "change", **share(difference)})
+            for free in (False, True):
+                reading = f"{name}, threshold" if free else name
+                negative, where = negative_of(values, labels, first, free)
+                own = {"model": model, "reading": reading, "where": where if negative.any() else ""}
+                columns = dict(zip(VERSIONS, negative.double().T, strict=True))
+                change = changes[model, reading] = columns["negated"] - columns["plain"]
+                columns |= {
+                    "change": change,
+                    "change, other word": columns["negated"] - columns["other"],
+                    "change, elsewhere": columns["negated, elsewhere"] - columns["plain, elsewhere"],
+                }
+                rows += [own | {"measure": measure} | share(column) for measure, column in columns.items()]
+                among = share(change * changed, changed.double())
+                rows.append(own | {"measure": "change where the prediction changes"} | among)
+    for reading in (name for model, name in changes if model == "softmax" and name != "coefficient"):
+        difference = changes["signed", "coefficient"] - changes["softmax", reading]
+        rows.append({"model": "signed − softmax", "reading": reading, "measure": "change", **share(difference)})
     return rows

@@ -8,7 +8,12 @@ from benchmarks.runs import markdown, where
 PERCENT, NUMBER, POINTS = (100, "{:.0f}"), (1, "{:.2f}"), (100, "{:+.0f}")
 Form = tuple[float, str]
 MODELS = {"softmax": "softmax", "signed": "signed", "signed − softmax": "signed − softmax", "tokens": "all tokens"}
-PAIRS = {"sst2": "MiniLM on SST-2", "minilm": "MiniLM", "smollm2": "SmolLM2-135M"}
+PAIRS = {
+    "sst2": "MiniLM on SST-2",
+    "encoder": "encoder, fine-tuned on SST-2",
+    "minilm": "MiniLM",
+    "smollm2": "SmolLM2-135M",
+}
 MEASURES: dict[str, dict[str, tuple[str, Form]]] = {  # by study: heading and format, by the measure in the file
     "negations": {
         "plain": ("without the negation", PERCENT),
@@ -16,6 +21,7 @@ MEASURES: dict[str, dict[str, tuple[str, Form]]] = {  # by study: heading and fo
         "negated": ("with the negation", PERCENT),
         "change": ("change", POINTS),
         "change where the prediction changes": ("change where the prediction changes", POINTS),
+        "change, elsewhere": ("change at another word", POINTS),
     },
     "quiet": {
         "quiet": ("quiet queries", PERCENT),

@@ -4,9 +4,10 @@
     python -m research.signs.run --data-dir DIR --softmax runs/sst2-minilm-softmax --healed runs/smollm2-healed
 
 DIR has sst_trees, sst2, ag_news and imdb. Each pair of models is a signed one and its softmax teacher: "sst2"
-(model_cards/sst2-minilm-tanhmax), "minilm" (model_cards/minilm-tanhmax, a general encoder), "smollm2" (SmolLM2-135M,
-balanced attention, λ = 0.2). Each number is a row of results/signs.csv; `make tables` makes the tables, report.py the
-figure. --only takes some of the readings.
+(model_cards/sst2-minilm-tanhmax), "encoder" (model_cards/minilm-tanhmax fine-tuned on SST-2 by research.conversions.run
+--only encoder, without a penalty in fine-tuning), "minilm" (model_cards/minilm-tanhmax, a general encoder), "smollm2"
+(SmolLM2-135M, balanced attention, λ = 0.2). Each number is a row of results/signs.csv; `make tables` makes the tables.
+--only takes some of the readings.
 
 The protocol, which was fixed before any number was seen. Texts are in two parts: signs, directions, thresholds and
 heads are chosen on the first, and everything is counted on the second. Intervals: 95 %, bootstrap over texts. The
@@ -24,6 +25,9 @@ polar word (the check that any deletion would not do). Read is a number at the p
 A number is negative if its sign is not the one that most words have in this head without a negation; also in a second
 variant with each sign multiplied by the label of the word. The chosen head, query and variant have the largest
 difference between the shares of negative numbers with and without the negation.
+Added after the first numbers of "sst2" were seen, and before those of "encoder": the same number at the word that the
+third version removes ("elsewhere": does the head change its sign at every word?), and for each reading a threshold in
+place of 0, chosen with the head ("threshold": would a fall of softmax's coefficient tell as much?).
 
 quiet (all pairs): queries at which a head adds next to nothing. The output of a head is its context minus the mean
 context, through W_o; relative to the norm of the layer's input. A head is quiet at a query if that is below the first
@@ -64,7 +68,7 @@ from research.signs.observed import output_maps, share
 
 FILE = Path(__file__).with_name("results") / "signs.csv"
 PAIRS = {
-    "negations": ["sst2"],
+    "negations": ["sst2", "encoder"],
     "quiet": ["sst2", "minilm", "smollm2"],
     "effects": ["sst2"],
     "copies": ["smollm2"],
@@ -78,6 +82,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
     parser.add_argument("--softmax", type=Path, default=ROOT / "runs/sst2-minilm-softmax")
+    parser.add_argument("--encoder", type=Path, default=ROOT / "runs/conversions/sst2-encoder-0-0")
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/smollm2-healed")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
     parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="READING")
@@ -85,7 +90,7 @@ def main() -> None:
 
     def opened(pair: str) -> tuple[dict[str, PreTrainedModel], Any]:
         """The softmax model and the signed one, and their tokenizer."""
-        if pair == "sst2":
+        if pair in ("sst2", "encoder"):
             softmax, tokenizer = (
                 read_bidir(options.softmax, torch.float32),
                 AutoTokenizer.from_pretrained(options.softmax),
@@ -94,7 +99,12 @@ def main() -> None:
             softmax, tokenizer = load(pair, options.cache)
             softmax = signed(softmax, 0.0)
         cards = ROOT / "model_cards"
-        folder = {"sst2": cards / "sst2-minilm-tanhmax", "minilm": cards / "minilm-tanhmax", "smollm2": options.healed}
+        folder = {
+            "sst2": cards / "sst2-minilm-tanhmax",
+            "encoder": options.encoder,
+            "minilm": cards / "minilm-tanhmax",
+            "smollm2": options.healed,
+        }
         models = {"softmax": softmax, "signed": read_bidir(folder[pair], torch.float32)}
         return {name: model.eval().requires_grad_(False) for name, model in models.items()}, tokenizer
 

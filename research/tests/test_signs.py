@@ -39,7 +39,8 @@ def test_a_negated_word_is_the_first_polar_word_behind_the_negation_and_another_
     texts = [" ".join(kept) for kept, _ in found.versions]
     assert texts[:2] == [" ".join(words), "the good cast is very good in this film"]
     assert texts[2] == "the good cast is not very good in film"
-    assert [kept[place] for kept, place in found.versions] == ["good"] * 3
+    assert [kept[place] for kept, place in found.versions] == ["good"] * 3 + ["this"] * 2
+    assert texts[3:] == texts[:2]
     assert found.versions[0][1] == 6
     assert found.label == 1
 
@@ -51,6 +52,14 @@ def test_a_head_whose_sign_changes_with_the_negation_is_chosen_and_counted():
     negative, where = negations.negative_of(values, torch.ones(40), first)
     assert where == "layer 2, head 3, query the word"
     assert negative.double().mean(0).tolist() == [1, 0, 1]
+
+
+def test_a_fall_below_a_threshold_is_found_where_no_sign_changes():
+    values = torch.rand(40, 3, 2, 3, 4, generator=torch.Generator().manual_seed(0)) + 1
+    values[:, 0, 0, 1, 2] /= 4
+    negative, where = negations.negative_of(values, torch.ones(40), torch.arange(40) < 20, free=True)
+    assert where == "layer 1, head 2, query [CLS]"
+    assert negative.double().mean(0).tolist() == [1, 0, 0]
 
 
 def test_a_sign_that_follows_the_label_of_the_word_counts_only_together_with_the_label():
