@@ -179,7 +179,8 @@ def explain_continuation(
         method, layer, head: as in `token_scores`.
 
     Returns:
-        One row per following token, over the prompt and the tokens generated before it; 0 for later tokens.
+        One row per following token, over the prompt and the tokens generated before it, and 0 for later tokens: the
+        scores of the method, and the coefficients of one head for the position before that token.
 
     Raises:
         ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
@@ -214,7 +215,7 @@ def explain_continuation(
         what=" ".join(filter(None, ["" if method else why_fast(chosen, passes), sink, where])),
         scores={METHODS[chosen].unit: by_token, f"a of {place}": by_source(attended)},
         first_length=len(example.tokens),
-        how_to_read=f"{METHODS[chosen].how_to_read}; a is the attention at the position before{largest}",
+        how_to_read=f"{METHODS[chosen].how_to_read}; a is the coefficient for the position before{largest}",
         has_signs=METHODS[chosen].signed,
         probabilities=logits.softmax(-1).gather(-1, generated[:, None]).squeeze(-1).tolist(),
         values=y.tolist() if whole else (),

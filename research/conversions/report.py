@@ -76,7 +76,7 @@ def overview(runs: DataFrame) -> str:
     signs, free = "after-tanhmax-signs", "after-tanhmax-300"
     default = "TanhMax (the default)"
     named = {signs: "TanhMax, with the penalties of that time", free: "TanhMax, `--no-keep-signs`"}
-    balanced = {"after-balanced-300": "balanced, `--attn-activation balanced --no-keep-signs`"}
+    balanced = {"after-balanced-300": "balanced, `--attn-activation balanced --negative-mass 1 --no-keep-signs`"}
     shown = {
         "sst2": ("SST-2", {signs: default, free: named[free]} | balanced),
         "ag_news": ("AG News, a subset", {signs: default}),

@@ -299,7 +299,8 @@ def healed(
         texts = [str(data_dir / f"{name}/train.parquet") for name in ("imdb", "sst2")]
         held_out = [str(data_dir / file) for file in ("imdb/test.parquet", "sst2/validation.parquet")]
     given = recipe("minilm-healed") | {"train_file": texts, "validation_file": held_out}
-    given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False} | KEEP_LAST | chosen.heal
+    given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False, "negative_mass_end": 1.0}
+    given |= KEEP_LAST | chosen.heal
     if chosen.student:
         student = chosen_heads(*chosen.student, Path(texts[0]), str(start), folder.parent / f"student-{variant}")
         given |= {"teacher_name_or_path": str(start), "model_name_or_path": str(student)}
