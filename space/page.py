@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 
 import gradio as gr
-from pictures import SELECT, alignment, grids, meaning, meaning_of_coefficients, pictures
+from pictures import SELECT, alignment, coefficients, grids, meaning, pictures
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain import METHODS, load_checkpoint
-from hf_bidir.explain.api import explain, explain_checkpoint
+from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import default_method, methods_of
 from hf_bidir.explain.result import Alignment, Explanation
 
@@ -23,7 +23,7 @@ LONGEST, LARGEST = 2000, "10mb"  # letters of a text, size of an image file
 KEPT = 3600  # seconds until an upload is deleted
 LOADED = 4  # maximum checkpoints in memory
 DEFAULT, PREDICTED = "the default", "the prediction"  # as a method or a target, in place of a name
-COEFFICIENTS = "signed-attention"
+SIGNED_ATTENTION = "signed-attention"  # the method whose scores are the coefficients
 LAUNCH = {
     "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
     "css_paths": HERE / "style.css",
@@ -271,9 +271,7 @@ def explained_sides(names: list[str], given: str, method: str, target: str, chos
             verdict = f"Both models predict “{own[0]}”."
     drawn = pictures(found, list(map(meaning, found, aims)))
     asked = default_method(loaded(names[0])[0]) if method == DEFAULT else method
-    return _properties(
-        _titles(names, found, verdict), _under_coefficients(names, given, found, drawn), grids(found, asked)
-    )
+    return _properties(_titles(names, found, verdict), _under_coefficients(found, drawn), grids(found, asked))
 
 
 def takes_head(method: str) -> bool:
@@ -281,16 +279,15 @@ def takes_head(method: str) -> bool:
     return method != DEFAULT and METHODS[method].takes_head
 
 
-def _under_coefficients(names: list[str], given: str, found: list[Explanation], drawn: list[str]) -> list[str]:
+def _under_coefficients(found: list[Explanation], drawn: list[str]) -> list[str]:
     """The pictures of a chosen or single head, each below the coefficients of that head; others as they are."""
     one = found[0]
     single = one.heads is not None and one.heads.numel() == 1
-    if one.method == COEFFICIENTS or (one.head is None and not single):
+    several_windows = any(one.coefficients is None for one in found)
+    if one.method == SIGNED_ATTENTION or several_windows or not (single or one.head is not None):
         return drawn
-    head = {"layer": one.layer or 0, "head": one.head or 0}
-    above = [explain(*loaded(name), given, COEFFICIENTS, **head) for name in names]
-    pairs = zip(pictures(above, list(map(meaning_of_coefficients, above))), drawn, strict=True)
-    return [f"<h4>Coefficients</h4>{top}<h4>{one.method.capitalize()}</h4>{picture}" for top, picture in pairs]
+    pairs = zip(coefficients(found), drawn, strict=True)
+    return [f"<h4>Coefficients</h4>{above}<h4>{one.method.capitalize()}</h4>{picture}" for above, picture in pairs]
 
 
 def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from html import escape
 
 import numpy as np
+import torch
 from matplotlib.colors import to_hex
 from PIL import Image
+from torch import Tensor
 
 from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
+from hf_bidir.explain.draw.explanations import COEFFICIENT
 from hf_bidir.explain.draw.figures import MARKED_SHARE
-from hf_bidir.explain.inputs.text import shortened
+from hf_bidir.explain.draw.page import Bar, TextBlock
+from hf_bidir.explain.inputs.text import Example, shortened
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Alignment, Explanation
 
-IN_USE = 0.8  # share of the colour map used; black text is unreadable on its ends
 TURNED = 8  # heads per row above which their labels are turned
 # a click on a button of an HTML component arrives in Python as its select event
 SELECT = """element.addEventListener("click", (event) => {
@@ -26,20 +29,24 @@ SELECT = """element.addEventListener("click", (event) => {
 
 
 def pictures(found: Sequence[Explanation], meanings: Sequence[str]) -> list[str]:
-    """Explanations on one colour scale, each with its legend, and a sentence that ends with its meaning."""
-    scale = Scale.of(np.concatenate([_drawn(one)[1] for one in found]))
-    drawn = []
-    for one, meaning in zip(found, meanings, strict=True):
-        caption = one.caption(one.method)
-        text = f"{caption[0].upper()}{caption[1:]}: {meaning}. {one.hidden()}"
-        tokens = _words(one, scale) if one.example.grid is None else _patches(one, scale)
-        drawn.append(f"{tokens}{_legend(scale, METHODS[one.method].unit)}<p>{escape(text)}</p>")
-    return drawn
+    """The scores of each explanation, on one colour scale, above a sentence that ends with their meaning."""
+    captions = [
+        f"{one.caption(one.method)}: {means}. {one.hidden()}" for one, means in zip(found, meanings, strict=True)
+    ]
+    return _drawn(found, [one.scores for one in found], METHODS[found[0].method].unit, captions)
+
+
+def coefficients(found: Sequence[Explanation]) -> list[str]:
+    """The coefficients of the head that belongs to each explanation, on one colour scale, with their meaning."""
+    heads = [one.coefficients for one in found]
+    captions = [f"{of.heading}. {of.caption} {one.hidden(of.values)}" for one, of in zip(found, heads, strict=True)]
+    return _drawn(found, [of.values for of in heads], COEFFICIENT, captions)
 
 
 def meaning(explanation: Explanation, aim: str) -> str:
     """What the colours mean where red supports the aim."""
-    method, things = METHODS[explanation.method], things_of(explanation)
+    method = METHODS[explanation.method]
+    things = "words" if explanation.example.grid is None else "patches"
     if not method.signed:
         return f"the darker the {things}, the larger"
     if method.oriented:
@@ -47,52 +54,40 @@ def meaning(explanation: Explanation, aim: str) -> str:
     return f"red {things} support {aim}, blue ones oppose it"
 
 
-def meaning_of_coefficients(explanation: Explanation) -> str:
-    """What the head does with the values of the tokens that are drawn."""
-    things = things_of(explanation)
-    if (_drawn(explanation)[1] < 0).any():
-        return f"the head adds the values of red {things} and subtracts those of blue ones"
-    return f"all are positive, so the head adds the values of all {things}"
+def _drawn(found: Sequence[Explanation], rows: Sequence[Tensor], unit: str, captions: Sequence[str]) -> list[str]:
+    """Words or patches, their legend and their caption, without special tokens, whose scores would hide the others."""
+    shown = [one.shown(values) for one, values in zip(found, rows, strict=True)]
+    scale, drawn = Scale.of(torch.cat([values for _, values in shown])), []
+    for one, (tokens, values), caption in zip(found, shown, captions, strict=True):
+        block = TextBlock("", list(map(shortened, tokens)), as_array(values), unit, scale)
+        cells = _words(block) if one.example.grid is None else _patches(block, one.example)
+        text = f"<p>{escape(caption[0].upper() + caption[1:])}</p>"
+        drawn.append(f"{cells}{_legend(block.bar)}{text}")
+    return drawn
 
 
-def things_of(explanation: Explanation) -> str:
-    return "words" if explanation.example.grid is None else "patches"
-
-
-def _drawn(explanation: Explanation) -> tuple[list[str], np.ndarray]:
-    """Tokens and their scores, without special tokens, whose large scores would hide the others."""
-    tokens, scores = explanation.shown(explanation.scores)
-    return list(map(shortened, tokens)), as_array(scores)
-
-
-def _colors(scale: Scale, value: float) -> str:
-    """Style of a cell: its background, and black or white text."""
-    color = scale.color(IN_USE * value)
-    return f"background: {to_hex(color)}; color: {text_color_on(color)}"
-
-
-def _words(explanation: Explanation, scale: Scale) -> str:
+def _words(block: TextBlock) -> str:
     """The words with their numbers."""
     words = [
-        f'<span class="word" style="{_colors(scale, score)}"><b>{escape(token)}</b>{scale.number(score)}</span>'
-        for token, score in zip(*_drawn(explanation), strict=True)
+        f'<span class="word" style="background: {background}; color: {color}"><b>{escape(word)}</b>{number}</span>'
+        for word, number, background, color in block.words
     ]
     return f'<div class="words">{"".join(words)}</div>'
 
 
-def _patches(explanation: Explanation, scale: Scale) -> str:
+def _patches(block: TextBlock, example: Example) -> str:
     """The image in grey with a coloured cell over each patch; strong patches carry their sign."""
-    rows, columns = explanation.example.grid
+    rows, columns = example.grid
     cells = []
-    for token, score in zip(*_drawn(explanation), strict=True):
-        strength = abs(score) / scale.limit
-        mark = ("+" if score > 0 else "−") if scale.has_signs and strength >= MARKED_SHARE else ""
+    for (token, number, background, _), score in zip(block.words, block.scores, strict=True):
+        strength = abs(score) / block.scale.limit
+        mark = ("+" if score > 0 else "−") if block.scale.has_signs and strength >= MARKED_SHARE else ""
         opacity = round(0.85 * strength**0.5, 3)  # 0 shows the image
         cells.append(
-            f'<span class="patch" title="{token}: {scale.number(score)}">'
-            f'<i style="{_colors(scale, score)}; opacity: {opacity}"></i><b>{mark}</b></span>'
+            f'<span class="patch" title="{token}: {number}">'
+            f'<i style="background: {background}; opacity: {opacity}"></i><b>{mark}</b></span>'
         )
-    pixels = as_array(explanation.example.inputs["pixel_values"])[0].mean(0)
+    pixels = as_array(example.inputs["pixel_values"])[0].mean(0)
     grey = np.uint8(255 * (pixels - pixels.min()) / max(np.ptp(pixels), 1e-12))
     png = io.BytesIO()
     Image.fromarray(grey).save(png, format="PNG")
@@ -113,13 +108,11 @@ def _data(png: io.BytesIO) -> str:
     return f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode('ascii')}"
 
 
-def _legend(scale: Scale, unit: str) -> str:
+def _legend(bar: Bar) -> str:
     """The colours from one end of the scale to the other."""
-    ends = scale.ends
-    colors = ", ".join(to_hex(scale.color(IN_USE * value)) for value in np.linspace(*ends, 9))
     return (
-        f'<div class="legend">{scale.number(ends[0])}<i style="background: linear-gradient(to right, {colors})"></i>'
-        f"{scale.number(ends[1])} <span>{escape(unit)}</span></div>"
+        f'<div class="legend">{bar.start}<i style="background: linear-gradient(to right, {bar.gradient})"></i>'
+        f"{bar.end} <span>{escape(bar.unit)}</span></div>"
     )
 
 
@@ -142,7 +135,7 @@ def _heads(explanation: Explanation, scale: Scale, asked: str) -> str:
         grid, text = "", "A text in several windows has no grid of heads; a shorter one has."
     else:
         unit = 10.0 ** (math.floor(math.log10(1.006 * scale.limit)) - 1)  # numbers of two digits fit on a phone
-        grid = f"<h4>Layers and heads</h4>{_grid(explanation, scale, unit)}{_legend(scale, 'a · ∂y/∂a')}"
+        grid = f"<h4>Layers and heads</h4>{_grid(explanation, scale, unit)}{_legend(Bar.of(scale, 'a · ∂y/∂a'))}"
         text = f"A cell sums the contributions of a head over all tokens, in units of {unit:g}. " + (
             "" if chosen else "Click one to see the coefficients and contributions of that head."
         )
@@ -162,11 +155,12 @@ def _grid(explanation: Explanation, scale: Scale, unit: float) -> str:
         cells.append(f"<span>layer {layer}</span>")
         for head, value in enumerate(values):
             pressed = (explanation.layer, explanation.head) == (layer, head)
-            name = f"layer {layer}, head {head}"
+            name, color = f"layer {layer}, head {head}", scale.color(value)
+            style = f"background: {to_hex(color)}; color: {text_color_on(color)}"
             cells.append(
                 f'<button type="button" value="{[] if pressed else [layer, head]}" aria-label="{name}" '
                 f'aria-pressed="{str(pressed).lower()}" title="{name}: {scale.number(value)}" '
-                f'style="{_colors(scale, value)}">{scale.number(round(value / unit))}</button>'
+                f'style="{style}">{scale.number(round(value / unit))}</button>'
             )
     turned = " turned" if count > TURNED else ""
     return f'<div class="grid{turned}" style="--heads: {count}">{"".join(cells)}</div>'

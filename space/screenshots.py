@@ -14,7 +14,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 # the model that the page opens with, its width and height
-SCREENS = {"space.png": ("", 1280, 770), "space-phone.png": ("digits", 390, 1640)}
+SCREENS = {"space.png": ("", 1280, 790), "space-phone.png": ("digits", 390, 1640)}
 
 
 def main() -> None:

@@ -97,53 +97,56 @@ def check_reload(folder: Path, model: PreTrainedModel, pixels: Tensor) -> float:
 
 
 def draw_attention(model: PreTrainedModel, processor: Any, digits: Dataset, pixels: Tensor, path: Path) -> None:
-    """Draw the digits that the model is least sure of: for and against its two first guesses, and one head's
-    coefficients."""
+    """Draw the digits that the model is least sure of, with its two first guesses explained and one head."""
     with torch.inference_mode():
         probabilities = model(pixels).logits.softmax(-1)
-    unsure = probabilities.amax(-1).argsort()[:DIGITS_SHOWN].tolist()
+    unsure = probabilities.amax(-1).argsort()[:DIGITS_SHOWN]
     shares, guesses = probabilities[unsure].topk(2)
-    coefficients, contributions, _ = last_layer_attention(model, pixels[unsure])
+    coefficients, contributions = last_layer_attention(model, pixels[unsure])
     head = contributions.abs().sum((0, 2)).argmax().item()  # the head with the largest contributions
     figure = Figure(figsize=(9.5, 6.2), layout="compressed")
     panels = figure.subplots(4, DIGITS_SHOWN)
-    for index, column in enumerate(panels.T):
-        image, label = digits[unsure[index]]["image"], digits[unsure[index]]["label"]
-        ink = 255 - np.asarray(image.convert("L").resize((PIXELS, PIXELS), Image.Resampling.BICUBIC))
-        explained = [explain(model, processor, image, target=guess).scores[1:] for guess in guesses[index].tolist()]
-        titles = [f"{guess}, {share:.0%}" for guess, share in zip(guesses[index], shares[index], strict=True)]
-        column[0].imshow(ink, cmap="gray", vmin=0, vmax=255)
-        column[0].set_title(f"label {label}", fontsize=9)
-        rows = zip(column[1:], [*explained, coefficients[index, head]], [*titles, ""], strict=True)
-        for panel, scores, title in rows:
-            grid = scores.view(isqrt(len(scores)), -1).numpy()
-            overlay(panel, ink, upsampled(grid, ink.shape), Scale.of(grid))
-            panel.set_title(title, fontsize=9)
-    for panel in panels.flat:
-        panel.set(xticks=[], yticks=[])
-        panel.spines[:].set_color("lightgrey")
+    for index, digit in enumerate(digits.select(unsure.tolist())):
+        image, guessed = digit["image"], list(zip(guesses[index].tolist(), shares[index].tolist(), strict=True))
+        maps = [explain(model, processor, image, target=guess).scores[1:] for guess, _ in guessed]
+        titles = [f"label {digit['label']}", *(f"{guess}, {share:.0%}" for guess, share in guessed), ""]
+        draw_column(panels[:, index], image, titles, [*maps, coefficients[index, head]])
     for panel, name in zip(panels[:, 0], ("the digit", "first guess", "second guess", f"head {head}"), strict=True):
         panel.set_ylabel(name)
     figure.suptitle("The digits that the model is least sure of; what supports (red) and opposes (blue) its guesses")
-    reading = (
-        f"Last row: coefficients of the class token in the last layer, head {head}; red adds, blue subtracts a patch"
+    figure.supxlabel(
+        f"Last row: coefficients of the class token in the last layer, head {head}; red adds, blue subtracts a patch. "
+        "Their common sign is arbitrary.",
+        fontsize=8,
     )
-    figure.supxlabel(f"{reading}. Their common sign is arbitrary.", fontsize=8)
     figure.savefig(path, dpi=100)
 
 
-def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def draw_column(panels: np.ndarray, image: Image.Image, titles: Sequence[str], maps: Sequence[Tensor]) -> None:
+    """Draw a digit, and below it the digit under each map `[patches]`, on a colour scale of its own."""
+    ink = 255 - np.asarray(image.convert("L").resize((PIXELS, PIXELS), Image.Resampling.BICUBIC))
+    panels[0].imshow(ink, cmap="gray", vmin=0, vmax=255)
+    for panel, scores in zip(panels[1:], maps, strict=True):
+        grid = scores.view(isqrt(len(scores)), -1).numpy()
+        overlay(panel, ink, upsampled(grid, ink.shape), Scale.of(grid))
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=9)
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set_color("lightgrey")
+
+
+def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """The class token's attention to each patch in the last layer, where only its row affects the logits.
 
     Returns:
-        coefficients `a` [batch, heads, patches], contributions `a · ∂logit/∂a` to the predicted class's logit
-        (same shape), and the predicted classes [batch].
+        coefficients `a` [batch, heads, patches], and contributions `a · ∂logit/∂a` to the predicted class's logit
+        (same shape).
     """
     with torch.inference_mode():
         outputs = model(pixels, output_attentions=True)
     contributions = edge_contributions(model, {"pixel_values": pixels})[-1]
     # the class token's row, without its own column
-    return outputs.attentions[-1][:, :, 0, 1:], contributions[:, :, 0, 1:], outputs.logits.argmax(-1)
+    return outputs.attentions[-1][:, :, 0, 1:], contributions[:, :, 0, 1:]
 
 
 def print_where(folder: Path) -> None:

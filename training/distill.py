@@ -8,7 +8,7 @@ examples:
   # MiniLM on reviews
   python training/distill.py training/recipes/minilm-healed.yaml --train_file imdb.parquet sst2.parquet
 
-  # a decoder, with the logits of the next token
+  # a decoder: balanced attention, matched by the next token
   python training/distill.py --model_name_or_path HuggingFaceTB/SmolLM2-135M --train_file wiki.txt \\
       --output_dir runs/smol-healed
 
@@ -19,13 +19,14 @@ examples:
       --output_dir runs/vit-tiny-healed
 
 The student starts as the teacher, with centred keys and values, which does not change softmax attention
-(layers without biases, such as Llama's, are not centred). Then its negative mass becomes 1, at once or slowly
-(--negative_mass_until), and it learns to match the teacher's hidden states in every layer, and its logits. No
+(layers without biases, such as Llama's, are not centred). Then its negative mass gets its final value, at once or
+slowly (--negative_mass_until), and it learns to match the teacher's hidden states in every layer, and its logits. No
 labels are needed, and one healed checkpoint serves every later task: fine-tune it with text_classification.py,
 causal_lm.py or image_classification.py --model_name_or_path FOLDER.
 
-A model that generates text loses all it knows at λ = 1. By default it gets balanced attention with λ = 0.2, which
-costs it little, reads joined texts, and matches the teacher's next token instead of its states (--match logits).
+A model that generates text reads joined texts and matches the teacher's next token instead of its states (--match
+logits). A softmax checkpoint of one gets balanced attention with λ = 0.2 by default, because pretrained language
+models recover slowly from TanhMax. A signed checkpoint keeps its activation.
 
 The reported relative error is the squared distance of the hidden states (and the logits) to the teacher's, as a
 share of their squared norm, on average over layers and tokens: 0 is equal. For a language model the perplexity of

@@ -79,7 +79,10 @@ def unsigned(model: PreTrainedModel) -> PreTrainedModel:
         )
     stock = stock_base(type(model))
     if stock is PreTrainedModel or config.attn_window is not None:
-        raise ValueError(f"{name} with attn_window={config.attn_window} has no counterpart in transformers.")
+        raise ValueError(
+            f"{name} with attn_window={config.attn_window} has no counterpart in transformers; compare with softmax "
+            "inside `with hf_bidir.softmax(model):`."
+        )
     if attn_implementation(config) == "fused":
         model.set_attn_implementation("sdpa")
     unsign(model, stock_config(config, stock))

@@ -38,7 +38,16 @@ from hf_bidir.explain.methods import (
 )
 from hf_bidir.explain.record import Inputs, Record, check_kind, model_within, reads_images
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
-from hf_bidir.explain.target import Contrast, batches, predictions, reads_beginning, takes_embedding, token_level
+from hf_bidir.explain.target import (
+    Contrast,
+    Prediction,
+    Target,
+    batches,
+    predictions,
+    reads_beginning,
+    takes_embedding,
+    token_level,
+)
 
 UNKNOWN = 5  # unknown words in a note
 SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
@@ -88,8 +97,8 @@ def explain(
         method: a name of `METHODS`; None selects `default_method`.
         target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
             predicted class of each.
-        instead_of: another class or word: y is the logit of the target minus that of this one, so a token supports the
-            target where it speaks for it more than for the other.
+        instead_of: another class or word, with which the target is contrasted: y is the logit of the target minus that
+            of this one.
         position, layer, head: as in `token_scores`. The default position is that of the mask for masked language
             models, and the last one for causal ones.
         size: for images, as in `read_image`.
@@ -212,6 +221,8 @@ def _explain_one(
 
 def _check_left_out(model: PreTrainedModel, **choices: Any) -> None:
     """Raise ValueError for options that do not apply to generated text."""
+    if isinstance(contrast := choices.get("target"), Contrast):
+        choices |= contrast._asdict()
     named = [name for name, value in choices.items() if value is not None]
     if named:
         what = "generated token" if model.config.is_encoder_decoder else "token that follows"
@@ -303,33 +314,44 @@ def _explain_batch(
     record = Record(model, inputs, kept=True, differentiable=drawn) if single else None
     parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
     predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
-    rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
-    scores, why = [], ""
-    for start, part in enumerate(parts):
-        own = rows[start * batch_size : (start + 1) * batch_size]
-        targets: dict[str, Any] = {"target": None if own[0] is None else torch.tensor(own)}
-        if isinstance(chosen["target"], Contrast):
-            targets["target"] = Contrast(targets["target"], predicted[0].instead_of)
-        of_part, used, why = scores_by_default(model, part, method, **chosen | targets)
-        scores.append(of_part.cpu())
+    scores, used, why = _scores(model, parts, method, batch_size, predicted, counts, chosen)
     about += [*_orientation(whole, used), *([why] if why else [])]
     shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
-    for example, own, one, pieces in zip(examples, windows, predicted, torch.cat(scores).split(counts), strict=True):
+    for example, own, one, pieces in zip(examples, windows, predicted, scores.split(counts), strict=True):
         length = len(example.token_of_piece)
         by_token = example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive)
         sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
         notes = [*_lost(example, processor), *note(own, shares), *about, *sink]
         explained = example, one.explained, used, layer, head, by_token, one.value, one.target, notes
-        explanation = Explanation(*explained, instead_of=one.instead_of)
+        attended = None if record is None else head_of_query(record, example, chosen["position"], layer, head)
+        explanation = Explanation(*explained, coefficients=attended, instead_of=one.instead_of)
         if explanation.little:
             notes.append(explanation.little)
-        if record is not None:
-            attended = head_of_query(record, example, chosen["position"], layer, head)
-            explanation = replace(explanation, coefficients=attended)
-        # figures of a single window would be of another text
-        yield (
-            explanation if figures is None or record is None else _with_figures(explanation, record, figures, **chosen)
-        )
+        if figures is not None and record is not None:  # figures of one of several windows would be of another text
+            explanation = _with_figures(explanation, record, figures, **chosen)
+        yield explanation
+
+
+def _scores(
+    model: PreTrainedModel,
+    parts: Sequence[Inputs],
+    method: str | None,
+    batch_size: int,
+    predicted: Sequence[Prediction],
+    counts: Sequence[int],
+    chosen: Mapping[str, Any],
+) -> tuple[Tensor, str, str]:
+    """Scores `[windows, length]` of the predictions, by parts; the method, and why it is not the usual default."""
+    rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
+    found, used, why = [], "", ""
+    for start, part in enumerate(parts):
+        own = rows[start * batch_size : (start + 1) * batch_size]
+        explained = None if own[0] is None else torch.tensor(own)
+        contrast = isinstance(chosen["target"], Contrast)
+        target: Target = Contrast(explained, predicted[0].instead_of) if contrast else explained
+        scores, used, why = scores_by_default(model, part, method, **{**chosen, "target": target})
+        found.append(scores.cpu())
+    return torch.cat(found), used, why
 
 
 def _with_figures(

@@ -35,9 +35,10 @@ class Coefficients:
     @property
     def caption(self) -> str:
         """How the head was chosen, and how to read its signs."""
-        signs = "red and blue are their signs" if (self.values < 0).any() else "none is negative"
-        meaning = f"Coefficients say how strongly the query attends to a token, not what the token supports; {signs}"
-        return ". ".join(filter(None, [self.chosen, meaning, "Their colour scale is their own."]))
+        meaning = "All are positive: the head adds the values of all tokens"
+        if (self.values < 0).any():
+            meaning = "The head adds the values of red tokens and subtracts those of blue ones"
+        return ". ".join(filter(None, [self.chosen, meaning, "A token can support or oppose y with either sign."]))
 
 
 @torch.no_grad()

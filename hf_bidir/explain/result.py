@@ -28,8 +28,8 @@ def explains_little(scores: Tensor, y: Sequence[float]) -> str:
     if not total < LITTLE * whole:
         return ""
     return (
-        f"These scores explain almost nothing: without special tokens their magnitudes sum to {total:.2g}, those of y "
-        f"to {whole:.2g}, so their signs say little. The colour scale ends at y."
+        f"These scores explain almost nothing: without special tokens their magnitudes sum to {total:.2g}, beside "
+        f"{whole:.2g} of y, so their signs say little. The colour scale ends at y."
     )
 
 
@@ -174,9 +174,10 @@ class Explanation(Result):
     @property
     def little(self) -> str:
         """The note of `explains_little` on the drawn scores of the whole model; empty for those of a layer or head."""
-        whole = METHODS[self.method].explains_output and (self.layer, self.head) == (None, None)
-        note = explains_little(self.shown(self.scores)[1], [self.value]) if whole else ""
-        return note and note + " The method erasure removes whole tokens." * (not self.method.startswith("erasure"))
+        if not METHODS[self.method].explains_output or (self.layer, self.head) != (None, None):
+            return ""
+        note = explains_little(self.shown(self.scores)[1], [self.value])
+        return f"{note} Try the method erasure." if note and not self.method.startswith("erasure") else note
 
     def scale(self) -> "Scale":
         """The colour scale of the scores, up to the largest one, or to y where they explain little.

@@ -24,7 +24,7 @@ One = int | str | Sequence[int] | Tensor | None  # one for all examples, or one 
 
 
 class Contrast(NamedTuple):
-    """`y` is the logit of one class or token minus that of another: why this one, not that one?"""
+    """As a target: `y` is the logit of one class or token minus that of another."""
 
     target: One
     instead_of: One
@@ -81,13 +81,17 @@ def choose_readout(
         if other is not None:
             foils = _classes(model, rows, other)
             if (foils == classes).any():
-                raise ValueError(f"expected another class or token than the explained one, got instead_of={other!r}.")
+                raise ValueError(
+                    f"expected instead_of to differ from the explained class or token, got {other!r}; name another "
+                    "target or instead_of."
+                )
             weights = weights - torch.nn.functional.one_hot(foils, rows.shape[-1]).to(rows.dtype)
         elif kind_of(model).names_tokens:  # a shift of all logits changes no prediction
             weights = weights - 1 / rows.shape[-1]
         return Readout(weights, positions)
     if target is not None:
-        raise ValueError(f"{type(model).__name__} has no classes; got target {target!r}, leave it out.")
+        given = f"instead_of {target.instead_of!r}" if isinstance(target, Contrast) else f"target {target!r}"
+        raise ValueError(f"{type(model).__name__} has no classes; got {given}, leave it out.")
     if (reference := getattr(model, "reference", None)) is not None:  # the embedding that this one is compared with
         return Readout(reference.to(rows).expand_as(rows), positions)
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)

@@ -179,10 +179,13 @@ class UnlabelledTextArguments(UnlabelledDataArguments):
 class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
     """Data options of distillation, on texts or on images."""
 
+    max_length: int = option(
+        64, "Texts are cut into snippets of at most this many tokens; joined first for a model that generates text."
+    )
     max_eval_samples: int | None = option(
         None,
-        "Evaluate on a random sample of this many snippets or images; default: at most 500, and so few that all "
-        "evaluations take about a tenth of the time.",
+        "Evaluate on a random sample of this many snippets, blocks or images; default: at most 500, and so few that "
+        "all evaluations take about a tenth of the time.",
     )
 
 

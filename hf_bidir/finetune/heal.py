@@ -63,7 +63,7 @@ LOGITS = ("logits", "start_logits", "end_logits")
 STATES, PREDICTIONS = "states", "logits"  # what can be matched
 SMALLEST = 1e-6  # squared norm of a token that errors are divided by
 FEWEST_TOKENS, CHECKED_TEXTS = 200, 500
-FINAL_MASS = {"balanced": 0.2}  # default λ by activation, otherwise 1
+FINAL_MASS = {"balanced": 0.2}  # the default λ of an activation; that of others is 1
 FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
 TRAINED_PER_EVALUATED = 35  # a tenth of the time: 7 evaluations, and training costs twice the evaluation of an example
 MOST_UNKNOWN = 0.2  # share of unknown pieces
@@ -110,7 +110,7 @@ class HealingScheduleArguments(ScheduleArguments):
     negative_mass_until: float | None = option(
         0.0, "Change the negative mass over this share of training, 0 to 1; 0 sets the final value at once."
     )
-    negative_mass_end: float | None = option(None, "Final negative mass; default: 1, or 0.2 of balanced attention.")
+    negative_mass_end: float | None = option(None, "Final negative mass; default: 1, with balanced attention 0.2.")
 
 
 HEALING = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments)
@@ -195,7 +195,7 @@ def healing_data(
         if isinstance(processor, PreTrainedTokenizerBase):
             fit_max_length(data, ["max_length"], student, source)
             collator = DataCollatorWithPadding(processor)
-            # a model that generates text reads joined texts as well, without padding
+            # joined texts are what a model that generates text was pretrained on, and need no padding
             joined = student.can_generate() and processor.eos_token_id is not None
             splits = (read_blocks if joined else read_snippets)(data, processor)
             _check_texts(splits.train, processor, source)
@@ -209,7 +209,7 @@ def healing_data(
 
 
 def _keeps_signs(student: PreTrainedModel, asked: bool | None, args: HealingArguments) -> bool:
-    """Whether to add the penalties on signs; a warning names the reason where the default is False."""
+    """Whether to add the penalties on signs, unless asked otherwise; a warning says why where they are left out."""
     recurrent = not getattr(student, "attends_between_tokens", True)
     if asked and recurrent:
         raise InputError(
@@ -236,8 +236,8 @@ def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: 
     pieces = list(chain.from_iterable(snippets.select(range(min(CHECKED_TEXTS, len(snippets))))["input_ids"]))
     if len(pieces) < FEWEST_TOKENS and len(snippets) <= CHECKED_TEXTS:
         raise InputError(
-            f"expected texts of at least {FEWEST_TOKENS} tokens to heal with, besides those held out for validation; "
-            f"got {len(pieces)}. Any text without labels will do"
+            f"expected at least {FEWEST_TOKENS} tokens of text to heal with, besides those held out for validation; "
+            f"got {len(pieces)}. Give more texts; they need no labels"
         )
     unknown = mean(piece == tokenizer.unk_token_id for piece in pieces)
     if unknown > MOST_UNKNOWN:
@@ -523,7 +523,7 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
     with as_input_error("", ValueError, OSError, ImportError):
         if source.startswith(TIMM_PREFIX) or not is_signed(read_config(source).model_type):
             model, processors, _ = signed_model(source, dtype=torch.float32)
-            if model.can_generate():  # TanhMax would cost it its predictions: research/healing/results/trials.md
+            if model.can_generate():  # healing did not recover it from TanhMax: research/healing/results/trials.md
                 model.config.attn_activation = "balanced"
             return model, processors
         check_full_precision(read_config(source), source, "trained")

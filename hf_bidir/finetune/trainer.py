@@ -67,7 +67,7 @@ class SignedTrainer(Trainer):
         config = self.accelerator.unwrap_model(self.model).config
         if getattr(config, "attn_oriented", None) is not None:
             config.attn_oriented = None
-        if self.args.use_liger_kernel and is_liger_kernel_available():  # which the Trainer imports later
+        if self.args.use_liger_kernel and is_liger_kernel_available():  # before the Trainer looks the type up
             import_module("liger_kernel.transformers.monkey_patch")
             register_in_tables(config.model_type, stock_type(config.model_type))
         return super().train(*args, **kwargs)

@@ -47,7 +47,7 @@ bidirectional_mask_function: Any = _private("bidirectional_mask_function", "mask
 # checkpointing runs again does not see the changes of the forward pass.
 ATTN_IMPLEMENTATION = "_attn_implementation_internal"
 CHECKPOINT_FUNCTION = "_gradient_checkpointing_func"
-TABLES = {
+TABLES = {  # by module, how the names of its tables begin
     "peft.utils": "TRANSFORMERS_MODELS_TO_",
     "liger_kernel.transformers.monkey_patch": "MODEL_TYPE_TO_APPLY_LIGER_FN",
 }
@@ -81,8 +81,8 @@ def is_kernel(name: str) -> bool:
 
 
 def register_in_tables(signed_type: str, stock_type: str) -> None:
-    """Give a signed model type the entries of its stock one in other libraries that look models up by their type:
-    the modules that peft adapts by default, and Liger's kernels. Does nothing for a library that is not imported."""
+    """Give a signed model type the entries of its stock type in the tables of peft (modules adapted by default) and
+    Liger (kernels). A library that is not imported yet is left out."""
     for module, prefix in TABLES.items():
         for name, table in vars(sys.modules.get(module, object)).items():
             if name.startswith(prefix) and isinstance(table, dict) and stock_type in table:

@@ -44,10 +44,10 @@ class Plan(NamedTuple):
     softmax: bool  # over all keys, which the function of the stock model may compute
     kernel: str | None  # the flash or flex attention that the layer is to use
     backend: str  # which of BACKENDS computes what no kernel does
-    calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None remembers none
+    calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None: not kept
 
     def to_softmax(self) -> "Plan":
-        """The same with softmax."""
+        """The same layer with softmax. Its calls are checked anew: their options depend on the activation."""
         return self._replace(activation="softmax", negative_mass=0.0, softmax=self.window is None, calls=None)
 
 

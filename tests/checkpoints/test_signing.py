@@ -9,6 +9,8 @@ import transformers
 
 import hf_bidir
 from hf_bidir.checkpoints.kinds import example_inputs
+from hf_bidir.checkpoints.layer_hooks import observed_layers
+from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import SHAPE, TEXT, stock_model
 
 OTHERS = {  # with attention outside transformers' interface, and of parts with their own configs
@@ -56,6 +58,17 @@ def test_the_coefficients_are_those_of_softmax_inside_the_context():
     torch.testing.assert_close(coefficients.sum(-1), torch.ones(coefficients.shape[:-1]))
 
 
+def test_softmax_goes_together_with_changes_to_the_same_layers():
+    model, seen = hf_bidir.signed(stock_model("bert")), []
+    expected = outputs(stock_model("bert"))
+    outputs(model)  # a layer keeps the checked options of this call
+    with hf_bidir.softmax(model), observed_layers(model, lambda *values: seen.append(values)):
+        torch.testing.assert_close(outputs(model), expected)
+    with observed_layers(model, lambda *values: seen.append(values)), hf_bidir.softmax(model):
+        torch.testing.assert_close(outputs(model), expected)
+    assert len(seen) == 2 * len(signed_layers(model))
+
+
 def test_a_recurrent_model_computes_softmax_inside_the_context():
     config = {"vocab_size": 20, "hidden_size": 8, "embedding_size": 8, "num_labels": 2}
     torch.manual_seed(0)
@@ -70,6 +83,8 @@ def test_unsigned_gives_the_stock_model_back_which_saves_and_signs_as_before(sto
     expected, fields = outputs(stock), stock.config.to_dict()
     model = hf_bidir.unsigned(hf_bidir.signed(copy.deepcopy(stock), negative_mass=0.0))
     assert [type(part) for part in model.modules()] == [type(part) for part in stock.modules()]
+    assert [vars(part).keys() for part in model.modules()] == [vars(part).keys() for part in stock.modules()]
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     assert torch.equal(outputs(model), expected)
     assert model.config.to_dict() == {name: value for name, value in fields.items() if name != "architectures"}
     model.save_pretrained(tmp_path)
@@ -90,6 +105,10 @@ def test_a_model_with_negative_mass_or_without_signs_is_refused_and_stays_as_it_
     with pytest.raises(ValueError, match=r"computes tanhmax with attn_negative_mass=0\.5, which no stock model does"):
         hf_bidir.unsigned(model)
     assert type(model).__name__ == "BidirBertForSequenceClassification"
+    windowed = hf_bidir.signed(stock_model("bert"), negative_mass=0.0)
+    windowed.config.attn_window = 1
+    with pytest.raises(ValueError, match=r"with attn_window=1 has no counterpart in transformers; compare"):
+        hf_bidir.unsigned(windowed)
     stock = transformers.BertModel(transformers.BertConfig(num_hidden_layers=0))
     with pytest.raises(ValueError, match="is not signed; there is nothing to undo"):
         hf_bidir.unsigned(stock)

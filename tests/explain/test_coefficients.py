@@ -75,7 +75,7 @@ def test_the_head_is_the_one_whose_weighted_values_are_largest_unless_it_is_aske
     assert (asked.head, asked.chosen) == (0, "")
 
 
-@pytest.mark.parametrize(("mass", "signs"), [(0.0, "none is negative"), (1.0, "red and blue are their signs")])
+@pytest.mark.parametrize(("mass", "signs"), [(0.0, "All are positive"), (1.0, "subtracts those of blue ones")])
 def test_those_of_softmax_have_no_sign(mass, signs):
     found = explain(bert(mass), tokenizer(), TEXT)
     assert bool((found.coefficients.values < 0).any()) == bool(mass)

@@ -183,6 +183,14 @@ def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands
     assert explain(model, TOKENIZER, PROMPT, "attnlrp").notes == []
 
 
+def test_a_contrast_of_two_words_explains_the_difference_of_their_logits(model):
+    found = explain(model, TOKENIZER, PROMPT, target="good", instead_of="bad")
+    good, bad = (explain(model, TOKENIZER, PROMPT, target=word) for word in ("good", "bad"))
+    torch.testing.assert_close(found.scores, good.scores - bad.scores, atol=1e-5, rtol=1e-3)
+    assert (found.target, found.instead_of) == (good.target, bad.target)
+    assert 'the logit of " good" minus that of " bad"' in found.explained
+
+
 def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
     rows = []
     model.register_forward_pre_hook(lambda *call: rows.append(len(call[-1]["input_ids"])), with_kwargs=True)
@@ -212,6 +220,11 @@ def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(m
         (PROMPT, {"target": "unheard"}, r"'unheard' is not one token of the vocabulary, but ' ' \+ 'u' \+ 'n' \+ "),
         (PROMPT, {"target": " "}, "expected a word of the vocabulary"),
         (PROMPT, {"target": "bad", "new_tokens": 2}, "is explained for each token that follows; leave out target"),
+        (
+            PROMPT,
+            {"instead_of": "bad", "new_tokens": 2},
+            "is explained for each token that follows; leave out instead_of",
+        ),
         (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "expected a continuation .* or new_tokens"),
     ],
 )

@@ -9,6 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel, tanhmax
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions
+from hf_bidir.explain.target import Contrast
 from tests.explain.conftest import bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
@@ -133,6 +134,12 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
             "position of a token, not padding, from 0 to 5; got 6",
         ),
         (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes; got target 1, leave it out"),
+        (
+            lambda: bert(head=BidirBertModel),
+            sentences,
+            {"target": Contrast(None, 1)},
+            "has no classes; got instead_of 1, leave it out",
+        ),
         (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "Explain model.base_model, the same model"),
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
     ],

@@ -249,7 +249,7 @@ def test_a_contrast_explains_the_difference_of_two_logits(method):
 
 def test_a_contrast_with_the_explained_class_or_an_unknown_one_is_refused():
     with pytest.raises(
-        ValueError, match="expected another class or token than the explained one, got instead_of='bad'"
+        ValueError, match="expected instead_of to differ from the explained class or token, got 'bad'; name another"
     ):
         explain(
             bert(**NAMES | {"id2label": {0: "good", 1: "bad"}}), tokenizer(), TEXTS[0], target="bad", instead_of="bad"

@@ -151,7 +151,7 @@ def test_scores_that_are_small_beside_y_are_pale_and_have_a_warning(checkpoint, 
     assert [told in text for text in (found.summary(), found.page(), found._repr_html_())] == [True] * 3
     assert "How to read: + (red) supports y" in found.page()
     assert found.scale().limit == abs(found.value)
-    assert ("removes whole tokens" in found.little) == (method != "erasure")
+    assert ("Try the method erasure" in found.little) == (method != "erasure")
     whole = explain_checkpoint((model, words), TEXT, target="negative", method=method)
     one_head = explain(model, words, TEXT, "contributions", target="positive", head=0)
     assert (whole.little, one_head.little) == ("", "")

@@ -11,6 +11,7 @@ from hf_bidir import convert_checkpoint
 from hf_bidir.cli import app
 from hf_bidir.explain import erasure, explain, load_checkpoint, token_scores
 from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.record import record_coefficients
 from tests.explain.conftest import SHAPE, bert, tokenizer, with_biases
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -69,6 +70,15 @@ def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean):
         features = part(features)
     assert found.value == pytest.approx(features["sentence_embedding"].norm().item(), rel=1e-5)
     assert "projected on its own direction" in found.explained
+
+
+def test_the_coefficients_that_are_shown_are_the_mean_over_the_pooled_queries(mean):
+    model, own_tokenizer = load_checkpoint(mean[0])
+    found = explain(model, own_tokenizer, TEXT)
+    shown = found.coefficients
+    rows = record_coefficients(model, found.example.inputs)[1][shown.layer][0, shown.head]
+    torch.testing.assert_close(shown.values, found.example.by_token(rows.detach().mean(0)))
+    assert shown.query == "the mean over all queries"
 
 
 def test_a_text_is_cut_where_sentence_transformers_cuts_it(mean):

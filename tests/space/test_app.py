@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gradio as gr
@@ -23,12 +24,14 @@ from page import (
     opened,
 )
 from page import page as build_page
+from pictures import pictures
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from screenshots import CHROMIUM, FLAGS
 from transformers import BartConfig, BartForConditionalGeneration
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirLlamaConfig, BidirLlamaForCausalLM
+from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from tests import forks
 
@@ -190,7 +193,7 @@ def test_a_click_on_a_head_shows_its_coefficients_above_its_contributions_until_
                 "integrated-gradients takes all heads together"
             )
             expect(head(page, side, 2, 3)).to_have_attribute("aria-pressed", "true")
-        expect(card(page, 1).locator(".picture p").first).to_contain_text("all are positive")
+        expect(card(page, 1).locator(".picture p").first).to_contain_text("All are positive")
         go_back()
         for side in (0, 1):
             expect(card(page, side).locator(".patches")).to_have_count(1)
@@ -321,6 +324,15 @@ def test_the_coefficients_of_a_head_are_those_of_the_model(texts):
     row = model(**inputs, output_attentions=True).attentions[1][0, 0, 0, 1:-1]  # [CLS] as the query, words as keys
     numbers = re.findall("</b>(.*?)</span>", shown.split("<h4>Contributions")[0])
     assert [float(number.replace("−", "-")) for number in numbers] == pytest.approx(row.tolist(), rel=0.06)
+
+
+def test_words_are_escaped_also_where_a_tokenizer_keeps_html_in_one(texts):
+    found = explain_checkpoint(loaded(texts[0]), "a film", traced=())
+    kept = replace(found.example, tokens=['<img src="x">'] * len(found.example.tokens))
+    shown = pictures([replace(found, example=kept)], ["red & blue"])[0]
+    assert "&lt;img src=&quot;x&quot;&gt;" in shown
+    assert "<img" not in shown
+    assert "red &amp; blue" in shown
 
 
 def test_a_method_that_takes_a_head_explains_the_chosen_one(texts):

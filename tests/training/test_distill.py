@@ -158,24 +158,31 @@ def test_signs_can_be_kept_in_a_decoder(bert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "expected"),
-    [("ForCausalLM", ("logits", "balanced", 0.2)), ("ForSequenceClassification", ("states", "tanhmax", 1.0))],
+    ("head", "words", "expected", "joined"),
+    [
+        ("ForCausalLM", [], ("logits", "balanced", 0.2, True), True),
+        ("ForCausalLM", ["--gradient_checkpointing"], ("logits", "balanced", 0.2, False), True),
+        ("ForSequenceClassification", [], ("states", "tanhmax", 1.0, True), False),
+    ],
 )
-def test_by_default_a_model_that_generates_text_is_healed_with_balanced_attention_and_matches_predictions(
-    head, expected, bert, tmp_path
+def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_texts_and_matches_predictions(
+    head, words, expected, joined, bert, tmp_path
 ):
     save_texts(TEXT.split(), bert[3])
-    asked = []
+    asked, lengths = [], []
 
     class Spy(DistillationTrainer):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             schedule = self._callback(NegativeMassSchedule)
-            asked.append((kwargs["match"], self.model.config.attn_activation, schedule.end))
+            own = self.model.config.attn_activation
+            lengths.extend(map(len, kwargs["train_dataset"]["input_ids"]))
+            asked.append((kwargs["match"], own, schedule.end, kwargs["keep_signs"]))
 
-    options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN]
+    options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN, *words]
     main([*options, "--max_steps", "1", "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
     assert asked == [expected]
+    assert (max(lengths) > 20) == joined  # the texts are single words
 
 
 def trainer_of(folder, place, **options):
@@ -276,7 +283,7 @@ def test_padding_does_not_count(bert, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--gradient_checkpointing", "expected keep_signs false with gradient_checkpointing"),
+        ("--gradient_checkpointing --keep_signs true", "expected keep_signs false with gradient_checkpointing"),
         ("--max_length 600", "at most 512"),
         ("--negative_mass_until 1.5", r"expected until as a share of training, 0 to 1; got 1\.5"),
     ],
@@ -342,7 +349,10 @@ def test_convert_heals_on_the_column_that_is_named_and_names_its_own_options_in_
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [(["w1 w2"] * 30, "at least 200 tokens"), (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces")],
+    [
+        (["w1 w2"] * 30, "at least 200 tokens of text to heal with, .*; got 1[0-9][0-9]"),
+        (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces"),
+    ],
     ids=["too few", "another language"],
 )
 def test_texts_that_cannot_heal_are_refused(bert, tmp_path, texts, message):

@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader
@@ -14,6 +15,20 @@ from matplotlib.figure import Figure
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.colors import Scale, text_color_on
 from hf_bidir.explain.inputs.text import visible
+
+
+class Bar(NamedTuple):
+    """A colour bar: the numbers at its ends, its colours in CSS, and its unit."""
+
+    start: str
+    end: str
+    gradient: str
+    unit: str
+
+    @classmethod
+    def of(cls, scale: Scale, unit: str) -> "Bar":
+        start, end = map(scale.number, scale.ends)
+        return cls(start, end, ", ".join(map(to_hex, scale.steps(9))), unit)
 
 
 @dataclass(frozen=True)
@@ -29,10 +44,8 @@ class TextBlock:
     caption: str = ""  # below it
 
     @property
-    def bar(self) -> tuple[str, str, str, str]:
-        """The ends of the colour bar, its colours and its unit."""
-        start, end = map(self.scale.number, self.scale.ends)
-        return start, end, ", ".join(map(to_hex, self.scale.steps(9))), self.unit
+    def bar(self) -> Bar:
+        return Bar.of(self.scale, self.unit)
 
     @property
     def words(self) -> Iterator[tuple[str, str, str, str]]:

@@ -140,7 +140,7 @@ def _draw_bar(figure, middle: float, block: TextBlock) -> None:
     height, (left, width) = figure.get_size_inches()[1], BAR
     bar = figure.add_axes(((MARGIN + left) / WIDTH, (middle - 0.06) / height, width / WIDTH, 0.12 / height))
     block.scale.bar(figure, "", cax=bar, orientation="horizontal").set_ticks([])
-    start, end, _, unit = block.bar
     beside: dict[str, Any] = {"va": "center", "fontsize": 8, "parse_math": False}
-    figure.text((MARGIN + left - 0.08) / WIDTH, middle / height, start, ha="right", **beside)
-    figure.text((MARGIN + left + width + 0.08) / WIDTH, middle / height, f"{end}   {unit}", ha="left", **beside)
+    ends_with = f"{block.bar.end}   {block.bar.unit}"
+    figure.text((MARGIN + left - 0.08) / WIDTH, middle / height, block.bar.start, ha="right", **beside)
+    figure.text((MARGIN + left + width + 0.08) / WIDTH, middle / height, ends_with, ha="left", **beside)

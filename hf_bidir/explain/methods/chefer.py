@@ -13,18 +13,18 @@ from hf_bidir.explain.methods.contributions import edge_contributions
 
 @torch.no_grad()
 def gradient_rollout(edges: Sequence[Tensor]) -> Tensor:
-    """Relevance of every token for y, minus that for -y: Chefer, Gur, Wolf 2021 ("Generic Attention-model
-    Explainability"), equations 5 and 6, with the gradients of y and of -y.
+    """The relevance of every token for y minus that for -y.
 
-    The relevance for y is the product `Π_l (I + Ā_l)` from the top layer down, where `Ā_l` is the mean over heads of
-    the positive part of `a · ∂y/∂a`. For -y the negative parts take their place. `a · ∂y/∂a` does not change where the
-    sign of a head flips, so signed heads need no orientation.
+    Chefer, Gur, Wolf 2021 ("Generic Attention-model Explainability"), equations 5 and 6, once with the gradients of y
+    and once with those of -y. The relevance for y is the product `Π_l (I + Ā_l)` from the top layer down, where `Ā_l`
+    is the mean over heads of the positive part of `a · ∂y/∂a`. For -y the negative parts take their place.
+    `a · ∂y/∂a` does not change where the sign of a head flips, so signed heads need no orientation.
 
     Args:
         edges: `a · ∂y/∂a` per layer, from the bottom up, `[batch, heads, length, length]`.
 
     Returns:
-        `[batch, queries, keys]`, queries in the top layer and keys in the input; 0 everywhere without edges.
+        `[batch, queries, keys]`, queries in the top layer and keys in the input; 0 where no path contributes.
     """
     start = torch.eye(edges[0].shape[-1], device=edges[0].device).expand(len(edges[0]), -1, -1)
 

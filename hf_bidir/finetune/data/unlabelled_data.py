@@ -25,7 +25,7 @@ from hf_bidir.finetune.data.splits import Splits, find_column, raw_splits, unlab
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 
 JOINED = 10_000  # texts joined at once
-SHORT_TEXT = 8  # tokens
+SHORT_TEXT = 8  # tokens; a text that is to be evaluated is assumed to have as many
 
 
 def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
@@ -56,13 +56,13 @@ def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerB
 def read_blocks(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
     """Texts, each followed by the end token, joined and cut into blocks of `max_length` tokens, as `input_ids`.
 
-    The last block can be shorter.
+    The last block of each `JOINED` texts can be shorter.
 
     Raises:
         InputError: no data, no such file or column, or nothing but empty texts.
     """
     documents = _documents(data, read_table)
-    if data.max_eval_samples is not None:  # so many texts, unless they are very short, need not all be cut
+    if data.max_eval_samples is not None:  # texts beyond those that fill the evaluated blocks need not be cut
         enough = data.max_eval_samples * max(data.max_length // SHORT_TEXT, 1)
         documents = _sampled(documents, data, enough)
     return _sampled(_blocks(documents, tokenizer, data.max_length), data)
@@ -78,6 +78,7 @@ def read_documents(data: BlockArguments) -> Splits:
 
 
 def _documents(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> Splits:
+    """The splits with the column `text`, without blank rows; `read_file` reads a file."""
     splits = _columns(data, read_file, data.text_column, TEXT_COLUMNS, Value("string"))
     described = {"input_columns": "text", "desc": "looking for empty texts"}
     return _with_text(splits.map(lambda split: split.filter(_has_text, **described)))
@@ -110,7 +111,10 @@ def _blocks(
     columns: tuple[str, ...] = ("input_ids",),
     whole: bool = False,
 ) -> Splits:
-    """The texts as blocks of tokens, the same in all columns; `whole` drops a last one that is shorter."""
+    """The texts joined and cut into blocks of `size` tokens, the same in all columns.
+
+    `whole` drops the last block of each `JOINED` texts if it is shorter.
+    """
 
     def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         tokens = _joined(tokenizer, batch["text"])
@@ -209,7 +213,7 @@ def _one_column(
 
 
 def _sampled(splits: Splits, data: UnlabelledDataArguments, rows: int | None = None) -> Splits:
-    """The splits with at most this many rows of validation, by default `max_eval_samples`, and a note about those."""
+    """The splits with at most this many rows of validation, by default `max_eval_samples`, and a note on the sample."""
     rows = rows or data.max_eval_samples
     if rows is not None and len(splits.validation) > rows:
         splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(rows))

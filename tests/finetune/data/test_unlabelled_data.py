@@ -49,17 +49,30 @@ def test_a_long_text_becomes_snippets_that_hold_every_word_once(tokenizer, tmp_p
     assert max(map(len, snippets["input_ids"])) == 10
 
 
-def test_blocks_hold_all_texts_in_their_order_with_an_end_after_each_and_only_the_last_is_shorter(tokenizer, tmp_path):
+@pytest.mark.parametrize(("end", "added"), [("[SEP]", []), ("[MASK]", [4])])  # [SEP] ends each text already
+def test_blocks_hold_all_texts_in_their_order_with_an_end_after_each_and_only_the_last_is_shorter(
+    end, added, tokenizer, tmp_path
+):
     texts = [" ".join(WORDS[:7]), " ", WORDS[7], " ".join(WORDS[8:])]
     files = {name: [table(tmp_path / f"{name}.parquet", texts)] for name in ("train", "validation")}
     data = UnlabelledTextArguments(train_file=files["train"], validation_file=files["validation"], max_length=16)
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.eos_token = "[SEP]"
+    tokenizer.eos_token = end
     blocks = read_blocks(data, tokenizer).train["input_ids"]
     joined = [piece for block in blocks for piece in block]
-    assert joined == [piece for text in texts if text.strip() for piece in tokenizer(text)["input_ids"]]
+    assert joined == [piece for text in texts if text.strip() for piece in [*tokenizer(text)["input_ids"], *added]]
     assert {len(block) for block in blocks[:-1]} == {16}
     assert 0 < len(blocks[-1]) <= 16
+
+
+def test_blocks_are_evaluated_on_as_many_as_asked_for(tokenizer, tmp_path):
+    files = [table(tmp_path / f"{name}.parquet", [" ".join(WORDS[:9])] * 50) for name in ("train", "validation")]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = "[SEP]"
+    options = {"train_file": files[:1], "validation_file": files[1:], "max_length": 16}
+    splits = read_blocks(UnlabelledTextArguments(**options, max_eval_samples=2), tokenizer)
+    assert len(splits.validation) == 2
+    assert splits.notes == ["Evaluated on a random sample of 2."]
 
 
 def test_several_files_are_joined_whatever_their_column_is_called(tokenizer, tmp_path):
