@@ -51,6 +51,7 @@ from hf_bidir.finetune.models import build_model, check_options, checkpoint_conf
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
+from hf_bidir.hub.card_picture import draw_example
 
 HEAD = "AutoModelForImageClassification"
 
@@ -101,6 +102,7 @@ def main(options: Options = None) -> dict[str, Any]:
         SignedTrainer,
         centre=shape.centre and starts_as_softmax(source),
         card=write_card,
+        picture=draw_example,
         processing_class=processor,
         data_collator=ImageCollator.of(processor, data),
         eval_collator=ImageCollator(processor),

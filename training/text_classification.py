@@ -61,6 +61,7 @@ from hf_bidir.finetune.models import (
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
+from hf_bidir.hub.card_picture import draw_example
 
 HEAD = "AutoModelForSequenceClassification"
 
@@ -114,6 +115,7 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         trainer_class,
         centre=shape.centre and starts_as_softmax(source),
         card=write_card,
+        picture=draw_example,
         processing_class=tokenizer,
         data_collator=collator,
         eval_collator=eval_collator,

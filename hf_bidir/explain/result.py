@@ -28,8 +28,8 @@ def explains_little(scores: Tensor, y: Sequence[float]) -> str:
     if not total < LITTLE * whole:
         return ""
     return (
-        f"These scores explain almost nothing: their magnitudes sum to {total:.2g}, beside {whole:.2g} of y, so their "
-        "signs say little. The colour scale ends at y."
+        f"These scores explain almost nothing: without special tokens their magnitudes sum to {total:.2g}, beside "
+        f"{whole:.2g} of y, so their signs say little. The colour scale ends at y."
     )
 
 
@@ -173,10 +173,10 @@ class Explanation(Result):
 
     @property
     def little(self) -> str:
-        """The note of `explains_little` on the scores of the whole model; empty for those of a layer or head."""
+        """The note of `explains_little` on the drawn scores of the whole model; empty for those of a layer or head."""
         if not METHODS[self.method].explains_output or (self.layer, self.head) != (None, None):
             return ""
-        note = explains_little(self.scores, [self.value])
+        note = explains_little(self.shown(self.scores)[1], [self.value])
         return f"{note} Try the method erasure." if note and not self.method.startswith("erasure") else note
 
     def scale(self) -> "Scale":

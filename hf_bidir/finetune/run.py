@@ -132,6 +132,7 @@ class Run:
         centre: bool = False,
         extra_record: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
         card: Callable[[str], Path] | None = None,
+        picture: Callable[[str, dict[str, Any]], None] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """Train, evaluate on validation and test, and save everything in `args.output_dir`.
@@ -145,6 +146,7 @@ class Run:
                 whose attention has a single query for the whole text are never centred.
             extra_record: further entries of the record, from the trained model.
             card: writes the model card of the finished folder, `hf_bidir.hub.card.write_card`.
+            picture: draws a row of the validation split for that card, `hf_bidir.hub.card_picture.draw_example`.
             options: of the Trainer, beside model, arguments, data sets and callbacks.
 
         Returns:
@@ -170,6 +172,8 @@ class Run:
                 self._finish(results, trainer.state.log_history)
                 print(summary(Path(self.args.output_dir), results, self.task, model))
         PartialState().wait_for_everyone()
+        if picture and self.args.should_save:
+            picture(self.args.output_dir, self.splits.validation[0])
         if card and self.args.should_save:
             print(f"Model card: {card(self.args.output_dir)}")
         return results

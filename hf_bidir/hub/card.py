@@ -33,6 +33,7 @@ from hf_bidir.hub.card_numbers import (
     run_scores,
     seed_count,
 )
+from hf_bidir.hub.card_picture import PICTURE
 from hf_bidir.hub.files import CODE, digests
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
@@ -55,6 +56,7 @@ TEXT_EXAMPLES = {  # tasks whose example the template has, if there is a tokeniz
 FIGURES = {
     "explanation.png": "Contributions to the prediction, with this checkpoint and with its counterpart on one colour "
     "scale: red supports the prediction, blue opposes it",
+    PICTURE: "A validation example, explained: red supports the prediction, blue opposes it",
     "attention.png": "Support and opposition to two guesses, and signed attention, for a few inputs",
     CURVE: "Loss during training",
 }

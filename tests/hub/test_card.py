@@ -100,6 +100,20 @@ def test_the_card_has_every_fact_of_the_run(finished):
     assert "loss_curve.png" not in text
 
 
+def test_a_class_that_was_never_recognised_is_named(finished):
+    assert "was recognised" not in build_model_card(finished).text
+    write(finished, "all_results.json", RESULTS | {"test_recall_bad": 0.0})
+    assert "No example of the class bad was recognised: the recall is 0." in build_model_card(finished).text
+
+
+def test_the_card_has_the_command_of_a_script_and_its_defaults(finished):
+    more = {"script": "text_classification.py", "defaults": {"learning_rate": 5e-4, "bf16": False}}
+    write(finished, "run.json", RUN | more | {"recipe": {"train_file": ["my texts.csv"], "max_steps": 3}})
+    text = build_model_card(finished).text
+    assert "python training/text_classification.py \\\n    --train_file 'my texts.csv' \\\n    --max_steps 3" in text
+    assert "| learning_rate | 0.0005 |\n| bf16 | False |" in text
+
+
 def test_a_number_that_no_file_holds_is_left_out(bare):
     card = build_model_card(bare)
     assert card.data.eval_results is None
