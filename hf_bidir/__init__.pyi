@@ -6,6 +6,8 @@ import transformers
 
 from hf_bidir.checkpoints.convert import convert_checkpoint as convert_checkpoint
 from hf_bidir.checkpoints.signing import signed as signed
+from hf_bidir.checkpoints.signing import softmax as softmax
+from hf_bidir.checkpoints.signing import unsigned as unsigned
 from hf_bidir.finetune.schedule import NegativeMassSchedule as NegativeMassSchedule
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation
 from hf_bidir.modeling.activations import tanhmax as tanhmax
