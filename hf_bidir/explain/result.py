@@ -193,7 +193,8 @@ class Explanation(Result):
         method, total = METHODS[self.method], self.scores.sum().item()
         if not method.explains_output or self.value != self.value or (self.layer, self.head) != (None, None):
             return ""
-        return f"The scores sum to {signed(total)}, y is {signed(self.value)}; {method.sums}."
+        opposite = " The sum has the other sign than y, so compare another method." * (total * self.value < 0)
+        return f"The scores sum to {signed(total)}, y is {signed(self.value)}; {method.sums}.{opposite}"
 
 
 class Explanations(list[Explanation]):

@@ -320,7 +320,7 @@ def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, ro
     less = " minus the mean of all tokens" if kind_of(model).names_tokens else ""
     less = less if foil is None else f" minus that of {name(foil)}"
     y = f"y, the logit of {name(explained)}{less}, {signed(value)}"
-    other = f" (probability {probabilities[explained]:.1%})" if explained != predicted else ""
+    other = f" ({name(explained)} has {probabilities[explained]:.1%})" if explained != predicted else ""
     text = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%}). Explained: {y}{other}."
     return Prediction(text, value, explained, foil)
 

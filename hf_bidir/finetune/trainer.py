@@ -116,10 +116,11 @@ class SignedTrainer(Trainer):
         return super()._determine_best_metric(metrics, trial) or self._breaks_tie(metrics)
 
     def _breaks_tie(self, metrics: dict[str, float]) -> bool:
-        """With early stopping, let the lower loss decide between equal scores: on a small data set the first perfect
-        score comes long before the model is certain of its predictions."""
+        """With early stopping, and for a fine-tuned checkpoint, let the lower loss decide between equal scores: on a
+        small data set the first perfect score comes long before the model is certain of its predictions."""
         name = f"eval_{(self.args.metric_for_best_model or 'loss').removeprefix('eval_')}"
-        if not self._callback(EarlyStoppingCallback) or metrics[name] != self.state.best_metric:
+        fine_tuned = getattr(self.args, "typed", {}).get("model_name_or_path")
+        if not (fine_tuned or self._callback(EarlyStoppingCallback)) or metrics.get(name) != self.state.best_metric:
             return False
         best_step = self.state.best_global_step
         best = next(log for log in self.state.log_history if log["step"] == best_step and "eval_loss" in log)

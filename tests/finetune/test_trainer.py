@@ -35,6 +35,7 @@ class ScriptedEvaluations(TrainerCallback):
         state.log_history[-1].update(metrics)
 
 
+@pytest.mark.parametrize("stopping", [True, False], ids=["early stopping", "fine-tuning"])
 @pytest.mark.parametrize(
     ("scores", "best_step"),
     [
@@ -42,13 +43,14 @@ class ScriptedEvaluations(TrainerCallback):
         ([(0.5, 0.9), (1.0, 0.6), (0.5, 0.1), (1.0, 0.7)], 2),
     ],
 )
-def test_early_stopping_keeps_the_lower_loss_of_equally_accurate_checkpoints(tmp_path, scores, best_step):
+def test_the_lower_loss_of_equally_accurate_checkpoints_is_kept(tmp_path, scores, best_step, stopping):
     rows = Dataset.from_list([{"input_ids": [1, 2], "labels": 0}] * 2)
     args = TrainingArguments(
         str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, num_train_epochs=4, eval_strategy="epoch",
         save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="accuracy",
     )  # fmt: skip
-    callbacks = [ScriptedEvaluations(scores), EarlyStoppingCallback(3)]
+    callbacks = [ScriptedEvaluations(scores), *([EarlyStoppingCallback(3)] * stopping)]
+    args.typed = {} if stopping else {"model_name_or_path": "a checkpoint"}
     trainer = SignedTrainer(model=new_model(1.0), args=args, train_dataset=rows, eval_dataset=rows, callbacks=callbacks)
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best_step}")
