@@ -190,6 +190,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "verified": reproduced and is_current,
         "reproduced": reproduced,
         "measured_later": measured_later,
+        "has_generation_config": (folder / "generation_config.json").is_file(),
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
         "needed_signs": _needed_signs(folder, run, config),
         "has_weights": any(folder.glob("*.safetensors")),
