@@ -1,56 +1,78 @@
 """Does the sign of a coefficient give the sign of its contribution?"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from research.signs.observed import layers_of, share
+from research.signs.observed import VIGINTILES, layers_of, share
+
+SAMPLES = 100  # texts whose coefficients give the thresholds
 
 
-def read(model: PreTrainedModel, inputs: Iterable[Mapping[str, Tensor]]) -> Tensor:
-    """Sums of |contribution| by the sign of the coefficient and that of the contribution, + before -, by text.
+def read(model: PreTrainedModel, inputs: Sequence[Mapping[str, Tensor]], first: Tensor) -> Tensor:
+    """Sums of |contribution| by the side of the coefficient and the sign of the contribution, + before -, by text.
 
-    Of a classifier of two classes: `[texts, layers, heads, 2, 2]`; contributions are those to the difference of logits.
+    Of a classifier of two classes: `[texts, thresholds, layers, heads, 2, 2]`; contributions are those to the logit
+    difference. The side is that of a threshold: 0, or a vigintile of the head's coefficients over the texts of `first`.
     """
+
+    def explained(one: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        _, layers = layers_of(model, one, lambda outputs: outputs.logits[0, 1] - outputs.logits[0, 0])
+        return [(layer.coefficients, layer.gradient @ layer.values.mT) for layer in layers]
+
+    samples = [explained(inputs[index]) for index in tqdm(first.nonzero().flatten()[:SAMPLES].tolist(), leave=False)]
+    thresholds = []
+    for layer in zip(*samples, strict=True):
+        kept = [a.flatten(1)[:, (gradients != 0).any(0).flatten()] for a, gradients in layer]
+        quantiles = torch.cat(kept, 1).quantile(VIGINTILES, dim=1)
+        thresholds.append(torch.cat([torch.zeros(1, quantiles.shape[1]), quantiles]))
     texts = []
     for one in tqdm(inputs, leave=False, unit="text"):
-        _, layers = layers_of(model, one, lambda outputs: outputs.logits[0, 1] - outputs.logits[0, 0])
-        texts.append(torch.stack([by_sign(layer.coefficients, layer.gradient @ layer.values.mT) for layer in layers]))
+        layers = zip(explained(one), thresholds, strict=True)
+        texts.append(torch.stack([by_side(a, gradients, below) for (a, gradients), below in layers], 1))
     return torch.stack(texts)
 
 
-def by_sign(coefficients: Tensor, gradients: Tensor) -> Tensor:
-    """The sums `[heads, 2, 2]` of coefficients and their gradients, `[heads, queries, keys]`."""
-    contributions = coefficients * gradients
-    of = torch.stack([coefficients > 0, coefficients < 0]).to(contributions.dtype)
-    parts = torch.stack([contributions.clamp_min(0), (-contributions).clamp_min(0)])
-    return torch.einsum("chqk,shqk->hcs", of, parts)
+def by_side(coefficients: Tensor, gradients: Tensor, thresholds: Tensor) -> Tensor:
+    """The sums `[thresholds, heads, 2, 2]` of coefficients and their gradients `[heads, queries, keys]`.
+
+    `thresholds` are `[thresholds, heads]`.
+    """
+    contributions = (coefficients * gradients).flatten(1)
+    parts = torch.stack([contributions.clamp_min(0), (-contributions).clamp_min(0)], -1)
+    above = coefficients.flatten(1) > thresholds[..., None]
+    sums = above.to(parts.dtype)[..., None, :] @ parts
+    return torch.cat([sums, parts.sum(1, keepdim=True) - sums], -2)
 
 
 def rows_of(model: str, sums: Tensor, first: Tensor) -> list[dict]:
-    """Right by the sign of the coefficient, and by the usual sign of the head: for all heads, and for the head with the
-    largest advantage of the former; chosen on the texts of `first`, counted on the others."""
+    """Right by the sign of the coefficient or by the side of a threshold, and by the usual sign of the head: for all
+    heads, and for the head with the largest advantage; chosen on the texts of `first`, counted on the others."""
     sums = sums.double()
-    agree, differ = sums[..., 0, 0] + sums[..., 1, 1], sums[..., 0, 1] + sums[..., 1, 0]
-    sign, usual = (_right(x, first) for x in (torch.stack([agree, differ], -1), sums.sum(-2)))
-    total, advantage = sums.sum((-1, -2)), sign - usual
-    on_first = advantage[first].sum(0) / total[first].sum(0)
-    best = divmod(int(on_first.argmax()), on_first.shape[1])
-    numbers = {"sign": sign, "usual sign": usual, "advantage": advantage}
+    sides = torch.stack([sums[..., 0, 0] + sums[..., 1, 1], sums[..., 0, 1] + sums[..., 1, 0]], -1)
+    usual, total = _right(sums[:, 0].sum(-2), first), sums[:, 0].sum((-1, -2))
     rows = []
-    for measure, right in numbers.items():
-        everywhere = share(right[~first].sum((1, 2)), total[~first].sum((1, 2)))
-        at_best = share(right[~first][(slice(None), *best)], total[~first][(slice(None), *best)])
-        rows.append({"model": model, "measure": measure, "reading": "all heads", **everywhere})
-        where = "layer {}, head {}".format(*best)
-        rows.append({"model": model, "measure": measure, "reading": "best head", "where": where, **at_best})
+    for ending, options in (("", sides[:, 0]), (", threshold", sides.movedim(1, -2).flatten(-2))):
+        right = _right(options, first)
+        numbers = {"sign": right, "usual sign": usual, "advantage": right - usual}
+        on_first = numbers["advantage"][first].sum(0) / total[first].sum(0)
+        best = divmod(int(on_first.argmax()), on_first.shape[1])
+        for measure, x in numbers.items():
+            own = {"model": model, "measure": measure}
+            everywhere = share(x[~first].sum((1, 2)), total[~first].sum((1, 2)))
+            rows.append(own | {"reading": f"all heads{ending}"} | everywhere)
+            if on_first[best] > 1e-6:  # with softmax the sign is no better than the usual sign in any head
+                at_best = share(x[~first][(slice(None), *best)], total[~first][(slice(None), *best)])
+                rows.append(
+                    own | {"reading": f"best head{ending}", "where": "layer {}, head {}".format(*best)} | at_best
+                )
     return rows
 
 
 def _right(options: Tensor, first: Tensor) -> Tensor:
-    """Of two options `[texts, layers, heads, 2]`, for each head the one with the larger sum over the first texts."""
-    better = options[first].sum(0).argmax(-1)
-    return options.gather(-1, better[None, ..., None].expand(*options.shape[:-1], 1))[..., 0]
+    """Of options `[texts, layers, heads, options]`, for each head the one with the largest sum over the first texts."""
+    best = options[first].sum(0).argmax(-1)
+    return options.gather(-1, best[None, ..., None].expand(*options.shape[:-1], 1))[..., 0]

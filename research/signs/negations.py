@@ -10,13 +10,12 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from research.signs.observed import Layer, layers_of, share
+from research.signs.observed import VIGINTILES, Layer, layers_of, share
 
 NEGATIONS, REACH = ("not", "n't", "never", "no"), 3  # words between a negation and the end of its reach
 VERSIONS = ("negated", "plain", "other", "negated, elsewhere", "plain, elsewhere")
 QUERIES = ("[CLS]", "the word")
 VARIANTS = ("", ", × label")
-VIGINTILES = torch.linspace(0.05, 0.95, 19)
 
 
 @dataclass(frozen=True)

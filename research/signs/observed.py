@@ -14,6 +14,7 @@ from hf_bidir.checkpoints.projections import projections, weight_of
 from hf_bidir.explain.record import record_coefficients
 
 RESAMPLES = 2000
+VIGINTILES = torch.linspace(0.05, 0.95, 19)  # thresholds to choose from
 
 
 @dataclass(frozen=True)

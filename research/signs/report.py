@@ -33,7 +33,7 @@ MEASURES: dict[str, dict[str, tuple[str, Form]]] = {  # by study: heading and fo
         "permuted": ("factor with permuted signs", NUMBER),
     },
     "effects": {
-        "sign": ("sign of a", PERCENT),
+        "sign": ("sign of a, or side", PERCENT),
         "usual sign": ("usual sign", PERCENT),
         "advantage": ("advantage", POINTS),
     },
@@ -53,6 +53,7 @@ def table(runs: DataFrame, study: str) -> str:
     """One row for each reading of each model, one column for each measure, with its interval."""
     chosen = where(runs, study=study).fillna({"reading": "", "where": ""})
     chosen = chosen[chosen["measure"].isin(MEASURES[study])]
+    chosen = chosen[(chosen["pair"] != "encoder") | (chosen["model"] != "softmax")]  # that of sst2
     rows = []
     for (pair, model), found in by_model(chosen):
         for reading, own in found.groupby("reading", sort=False):
@@ -76,4 +77,5 @@ def by_model(runs: DataFrame) -> list[tuple[tuple[str, str], DataFrame]]:
 def text(row: pd.Series, factor: float, form: str) -> str:
     """A number with its interval."""
     value, low, high = (form.format(factor * row[name]) for name in ("value", "low", "high"))
+    value, low, high = (x if float(x) else x.lstrip("+-") for x in (value, low, high))
     return value if low == value == high else f"{value} [{low}, {high}]"

@@ -3,20 +3,21 @@
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml ...   # see there; 17 minutes
     python -m research.signs.run --data-dir DIR --softmax runs/sst2-minilm-softmax --healed runs/smollm2-healed
 
-DIR has sst_trees, sst2, ag_news and imdb. Each pair of models is a signed one and its softmax teacher: "sst2"
+DIR has sst_trees, sst2, ag_news and imdb. Each pair of models is a signed one and a softmax one: "sst2"
 (model_cards/sst2-minilm-tanhmax), "encoder" (model_cards/minilm-tanhmax fine-tuned on SST-2 by research.conversions.run
 --only encoder, without a penalty in fine-tuning), "minilm" (model_cards/minilm-tanhmax, a general encoder), "smollm2"
-(SmolLM2-135M, balanced attention, λ = 0.2). Each number is a row of results/signs.csv; `make tables` makes the tables.
---only takes some of the readings.
+(SmolLM2-135M, balanced attention, λ = 0.2). The softmax model is the teacher in the last two; that of the first two is
+trained anew by the teacher's recipe. Each number is a row of results/signs.csv; `make tables` makes the tables. --only
+takes some of the readings.
 
 The protocol, which was fixed before any number was seen. Texts are in two parts: signs, directions, thresholds and
 heads are chosen on the first, and everything is counted on the second. Intervals: 95 %, bootstrap over texts. The
 control is what softmax has too: the coefficient times the value along a direction, in the softmax model and in the
 signed one.
 
-negations (sst2): sentences of the treebank with "not", "n't", "never" or "no" and, one to three words later, a word
-that people labelled positive or negative; training sentences choose, validation and test sentences count. Each is read
-as it is, without the negation (a minimal pair), and without another word that is not polar, about as far from the
+negations (sst2, encoder): sentences of the treebank with "not", "n't", "never" or "no" and, one to three words later, a
+word that people labelled positive or negative; training sentences choose, validation and test sentences count. Each is
+read as it is, without the negation (a minimal pair), and without another word that is not polar, about as far from the
 polar word (the check that any deletion would not do). Read is a number at the polar word, by head, from the query of
 [CLS] or of the word itself:
   coefficient    a
@@ -36,9 +37,10 @@ first token in a decoder, and punctuation), Σ|a|, and the balance |Σa| / Σ|a|
 the others; quiet queries with less than half on sinks. Last, by what factor the output of a quiet head (Σ a v W_o)
 grows with |a| in place of a, and when its signs are permuted between keys.
 
-effects (sst2): does the sign of a coefficient give the sign of its contribution a ∂y/∂a to the logit difference, once
-each head is oriented on the first part? Weighted by |contribution|, over all coefficients. The control, which softmax
-has too: the sign that most contributions of this head have.
+effects (sst2, encoder): does the sign of a coefficient give the sign of its contribution a ∂y/∂a to the logit
+difference, once each head is oriented on the first part? Weighted by |contribution|, over all coefficients. The
+control, which softmax has too: the sign that most contributions of this head have. Added after the first numbers of
+"sst2" were seen: the side of a threshold that is chosen with the head, as for negations.
 
 copies (smollm2): a token that occurred once before and that the softmax model has among its ten likeliest next tokens,
 and the nearest earlier query at which the same token is not among the likeliest hundred. Read by head, with the key at
@@ -70,7 +72,7 @@ FILE = Path(__file__).with_name("results") / "signs.csv"
 PAIRS = {
     "negations": ["sst2", "encoder"],
     "quiet": ["sst2", "minilm", "smollm2"],
-    "effects": ["sst2"],
+    "effects": ["sst2", "encoder"],
     "copies": ["smollm2"],
 }
 TEXTS, TOKENS, BLOCKS, BLOCK = 400, 64, 32, 128
@@ -163,7 +165,7 @@ def effective(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Stud
     texts = [text for file in files for text in read_parquet(file)["text"].sample(TEXTS, random_state=0)]
     inputs = [tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt") for text in texts]
     first = torch.arange(len(texts)) < TEXTS
-    found = {name: effects.read(model, inputs) for name, model in models.items()}
+    found = {name: effects.read(model, inputs, first) for name, model in models.items()}
     return [row for name, sums in found.items() for row in effects.rows_of(name, sums, first)], files
 
 

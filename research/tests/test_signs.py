@@ -92,19 +92,31 @@ def test_softmax_coefficients_neither_cancel_nor_change_without_signs():
     assert of(rows, measure="sinks", model="tokens")["value"] == pytest.approx(1 / 9)
 
 
-def test_contributions_are_summed_by_the_sign_of_the_coefficient_and_by_their_own():
+def test_contributions_are_summed_by_the_side_of_the_coefficient_and_by_their_own_sign():
     a, gradients = torch.tensor([[[1.0, -2.0, 3.0, -4.0]]]), torch.tensor([[[1.0, 1.0, -1.0, -1.0]]])
-    assert effects.by_sign(a, gradients).tolist() == [[[1.0, 3.0], [4.0, 2.0]]]
+    found = effects.by_side(a, gradients, torch.tensor([[0.0], [2.0]]))
+    assert found.tolist() == [[[[1.0, 3.0], [4.0, 2.0]]], [[[0.0, 3.0], [5.0, 2.0]]]]
 
 
-def test_a_head_whose_sign_gives_the_direction_is_right_by_its_sign_and_a_softmax_head_by_its_usual_sign_alone():
-    tells, softmax = [[0.0, 3.0], [3.0, 0.0]], [[3.0, 1.0], [0.0, 0.0]]
-    sums = torch.tensor([[[tells, softmax]]]).expand(6, 1, 2, 2, 2)
+def test_a_head_is_right_by_its_sign_or_by_a_threshold_and_by_its_usual_sign():
+    tells, constant, by_threshold = [[0.0, 3.0], [3.0, 0.0]], [[3.0, 1.0], [0.0, 0.0]], [[3.0, 0.0], [0.0, 1.0]]
+    sums = torch.tensor([[[tells, constant]], [[tells, by_threshold]]]).expand(6, 2, 1, 2, 2, 2)
     rows = effects.rows_of("signed", sums, torch.arange(6) < 3)
     best = {row["measure"]: row["value"] for row in rows if row["reading"] == "best head"}
     assert best == {"sign": 1, "usual sign": 0.5, "advantage": 0.5}
     assert of(rows, reading="best head")["where"] == "layer 0, head 0"
     assert of(rows, reading="all heads", measure="sign")["value"] == pytest.approx(0.9)
+    assert of(rows, reading="all heads, threshold", measure="sign")["value"] == 1
+
+
+def test_thresholds_of_softmax_coefficients_lie_between_them():
+    inputs = [{"input_ids": torch.randint(5, 40, (1, 9))} for _ in range(4)]
+    sums = effects.read(bert(0.0), inputs, torch.arange(4) < 2)
+    assert sums.shape == (4, 20, 3, 2, 2, 2)
+    above = sums[..., 0, :].sum(-1) / sums.sum((-1, -2))
+    torch.testing.assert_close(above[:, 0], torch.ones(4, 3, 2))  # the threshold 0
+    assert ((above[:, 10] > 0) & (above[:, 10] < 1)).all()
+    assert (above[:, 1] > above[:, -1]).all()
 
 
 def test_copies_occurred_once_and_are_likely_at_the_query_alone(monkeypatch):
