@@ -3,6 +3,7 @@
 import sys
 
 import torch
+import transformers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -67,6 +68,16 @@ def stock_model(family: str, **fields) -> PreTrainedModel:
     model_class, config_class, shape = STOCK[family]
     torch.manual_seed(0)
     return model_class(config_class(**shape | fields)).eval()
+
+
+def random_model(name: str, **fields) -> PreTrainedModel:
+    """A model of this class of transformers with large random weights, always the same ones, in evaluation mode."""
+    made = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = made(made.config_class(**fields)).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    return model
 
 
 def sliding_window_model(window: int = 4, **fields) -> PreTrainedModel:

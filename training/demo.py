@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
 from hf_bidir.cli.script import run_script
-from hf_bidir.explain import edge_contributions, explain
+from hf_bidir.explain import explain
 from hf_bidir.explain.draw.colors import Scale
 from hf_bidir.explain.draw.figures import overlay
 from hf_bidir.explain.draw.photo import upsampled
@@ -72,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     pixels = ImageCollator(processor)(test)["pixel_values"]
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     difference = check_reload(folder, model, pixels)
-    model.set_attn_implementation("eager")  # the implementation that returns the coefficients
     test[0]["image"].save(folder / DIGIT)
     draw_attention(model, processor, test, pixels, folder / "attention.png")
     write_card(folder)
@@ -97,28 +96,27 @@ def check_reload(folder: Path, model: PreTrainedModel, pixels: Tensor) -> float:
 
 
 def draw_attention(model: PreTrainedModel, processor: Any, digits: Dataset, pixels: Tensor, path: Path) -> None:
-    """Draw the digits that the model is least sure of, with its two first guesses explained and one head."""
+    """Draw the digits that the model is least sure of, its two first guesses explained, and the coefficients of the
+    head that the explanation of a digit shows."""
     with torch.inference_mode():
         probabilities = model(pixels).logits.softmax(-1)
     unsure = probabilities.amax(-1).argsort()[:DIGITS_SHOWN]
     shares, guesses = probabilities[unsure].topk(2)
-    coefficients, contributions = last_layer_attention(model, pixels[unsure])
-    head = contributions.abs().sum((0, 2)).argmax().item()  # the head with the largest contributions
     figure = Figure(figsize=(9.5, 6.2), layout="compressed")
     panels = figure.subplots(4, DIGITS_SHOWN)
     for index, digit in enumerate(digits.select(unsure.tolist())):
-        image, guessed = digit["image"], list(zip(guesses[index].tolist(), shares[index].tolist(), strict=True))
-        maps = [explain(model, processor, image, target=guess).scores[1:] for guess, _ in guessed]
-        titles = [f"label {digit['label']}", *(f"{guess}, {share:.0%}" for guess, share in guessed), ""]
-        draw_column(panels[:, index], image, titles, [*maps, coefficients[index, head]])
-    for panel, name in zip(panels[:, 0], ("the digit", "first guess", "second guess", f"head {head}"), strict=True):
+        guessed = list(zip(guesses[index].tolist(), shares[index].tolist(), strict=True))
+        found = [explain(model, processor, digit["image"], target=guess) for guess, _ in guessed]
+        head = found[0].coefficients
+        guess_titles = [f"{guess}, {share:.0%}" for guess, share in guessed]
+        titles = [f"label {digit['label']}", *guess_titles, f"head {head.head}"]
+        maps = [found[0].shown(scores)[1] for scores in (*(one.scores for one in found), head.values)]
+        draw_column(panels[:, index], digit["image"], titles, maps)
+    for panel, name in zip(panels[:, 0], ("the digit", "first guess", "second guess", "coefficients"), strict=True):
         panel.set_ylabel(name)
     figure.suptitle("The digits that the model is least sure of; what supports (red) and opposes (blue) its guesses")
-    figure.supxlabel(
-        f"Last row: coefficients of the class token in the last layer, head {head}; red adds, blue subtracts a patch. "
-        "Their common sign is arbitrary.",
-        fontsize=8,
-    )
+    reading = "Last row: coefficients of the class token in the last layer; red adds, blue subtracts a patch"
+    figure.supxlabel(f"{reading}. The common sign of a head is arbitrary.", fontsize=8)
     figure.savefig(path, dpi=100)
 
 
@@ -133,20 +131,6 @@ def draw_column(panels: np.ndarray, image: Image.Image, titles: Sequence[str], m
         panel.set_title(title, fontsize=9)
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set_color("lightgrey")
-
-
-def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """The class token's attention to each patch in the last layer, where only its row affects the logits.
-
-    Returns:
-        coefficients `a` [batch, heads, patches], and contributions `a · ∂logit/∂a` to the predicted class's logit
-        (same shape).
-    """
-    with torch.inference_mode():
-        outputs = model(pixels, output_attentions=True)
-    contributions = edge_contributions(model, {"pixel_values": pixels})[-1]
-    # the class token's row, without its own column
-    return outputs.attentions[-1][:, :, 0, 1:], contributions[:, :, 0, 1:]
 
 
 def print_where(folder: Path) -> None:

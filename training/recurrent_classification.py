@@ -36,6 +36,7 @@ from hf_bidir.finetune.models import (
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
+from hf_bidir.hub.card_picture import draw_example
 from hf_bidir.modeling.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, CLASSIFIER_SCOPES
 
 HEAD = "AutoModelForSequenceClassification"
@@ -87,6 +88,7 @@ def main(options: Options = None) -> dict[str, Any]:
         SignedTrainer,
         centre=shape.centre and starts_as_softmax(source),
         card=write_card,
+        picture=draw_example,
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=classification_metrics(splits.names),

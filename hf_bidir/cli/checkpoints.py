@@ -90,12 +90,15 @@ def convert(
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
         elif not heal:
-            options: dict[str, Any] = {
-                "attn_activation": attn_activation or "tanhmax",
-                "weights": weights,
-                "partial": partial,
-            }
-            convert_checkpoint(source, output_dir, negative_mass=negative_mass or 0.0, overwrite=overwrite, **options)
+            convert_checkpoint(
+                source,
+                output_dir,
+                attn_activation=attn_activation or "tanhmax",
+                negative_mass=negative_mass or 0.0,
+                weights=weights,
+                partial=partial,
+                overwrite=overwrite,
+            )
     if heal:
         given = {
             "model_name_or_path": source,

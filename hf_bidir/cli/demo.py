@@ -13,12 +13,10 @@ SHAPE: dict[str, Any] = {"embedding_size": 32, "hidden_size": 16}
 TRAINING: dict[str, Any] = {
     "num_train_epochs": 5, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "logging_steps": 0.2,
 }  # fmt: skip
-BOTH_SIGNS = (
-    "\nThe coefficients have both signs: this model adds the values of some words and subtracts those of others."
-)
+BOTH_SIGNS = "\nThe coefficients have both signs: the values of some words are added, those of others subtracted."
 ONE_SIGN = (
-    "\nAll these coefficients have one sign: this model tells the classes apart by the values of the words. The signs "
-    "of contributions follow the class with any coefficients."
+    "\nAll these coefficients have one sign: the values of the words separate the classes here. The signs of "
+    "contributions follow the class with any coefficients."
 )
 SETTINGS = SHAPE | TRAINING | {"max_length": LENGTH}  # as options of training/recurrent_classification.py
 

@@ -167,7 +167,7 @@ def explain_checkpoint(
 
     Args:
         source: as in `load_checkpoint`, or its result.
-        traced: the methods drawn beside the scores; flow takes seconds for 200 tokens.
+        traced: the methods drawn beside the scores; the time for flow grows fast with the length.
         method, options: as in `explain`, such as target, layer and continuation.
 
     Raises:

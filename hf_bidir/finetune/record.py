@@ -22,7 +22,7 @@ from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import PREVIOUS, RECORD, save_figure, sha256
-from hf_bidir.finetune.arguments import RunArguments, SourceArguments
+from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.image_files import folder_digest
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.modeling.model_types import is_signed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"
+PICTURE = "validation-example.png"
 STATE = "trainer_state.json"  # the last file that the Trainer writes into a checkpoint
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
@@ -43,34 +44,24 @@ PER_PROCESS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 FINISHED = "finished"  # the status
 FILES = ("train_file", "validation_file", "test_file")
 SHOWN_SETTINGS = (  # of TrainingArguments, also where they are defaults
-    *(
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_ratio",
-        "weight_decay",
-        "optim",
-        "max_grad_norm",
-        "num_train_epochs",
-    ),
-    *(
-        "max_steps",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "bf16",
-        "fp16",
-        "early_stopping_patience",
-    ),
-    *("metric_for_best_model", "load_best_model_at_end"),
-)
+    "learning_rate", "lr_scheduler_type", "warmup_ratio", "weight_decay", "optim", "max_grad_norm", "num_train_epochs",
+    "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
+    "early_stopping_patience", "metric_for_best_model", "load_best_model_at_end",
+)  # fmt: skip
 SCRIPTS = (
-    *("text_classification.py", "image_classification.py", "recurrent_classification.py", "masked_lm.py"),
-    *("causal_lm.py", "seq2seq.py", "distill.py"),
-)
+    "text_classification.py", "image_classification.py", "recurrent_classification.py", "masked_lm.py", "causal_lm.py",
+    "seq2seq.py", "distill.py",
+)  # fmt: skip
 SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of the initial weights
 
 
 def begin_record(
-    task: str, data: SourceArguments, splits: Splits, model: PreTrainedModel, args: RunArguments
+    task: str,
+    data: SourceArguments,
+    splits: Splits,
+    model: PreTrainedModel,
+    args: RunArguments,
+    schedule: ScheduleArguments | None = None,
 ) -> dict[str, Any]:
     """The record of a run that starts now, with the status "running"; `task` is the pipeline's name."""
     return {
@@ -79,6 +70,7 @@ def begin_record(
         "seed": args.seed,
         "script": script(),
         "recipe": publishable(args.typed),
+        "defaults": default_settings(args, data, schedule),
         "started_from": _origin(args.typed.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
@@ -313,10 +305,10 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove the checkpoints, record, metrics and loss curve of an earlier run; other files stay."""
+    """Remove the checkpoints, record, metrics and pictures of an earlier run; other files stay."""
     for checkpoint in _checkpoints(folder):
         shutil.rmtree(checkpoint)
-    for name in (RESULTS, CURVE, PREVIOUS, RECORD):  # record last: it marks a folder as a run
+    for name in (RESULTS, CURVE, PICTURE, PREVIOUS, RECORD):  # record last: it marks a folder as a run
         (folder / name).unlink(missing_ok=True)
 
 

@@ -42,7 +42,6 @@ from hf_bidir.finetune.record import (
     checkpoint_to_resume,
     circumstances,
     clear_run,
-    default_settings,
     ending,
     save_loss_curve,
     size,
@@ -116,8 +115,7 @@ class Run:
         if note := set_scratch_duration(args, task, len(splits.train)):
             splits.note(note)
         self.schedule = schedule_for(schedule, model.config) if schedule else None
-        self.record = begin_record(task, data, splits, model, args)
-        self.record["defaults"] = default_settings(args, data, schedule)
+        self.record = begin_record(task, data, splits, model, args, schedule)
         self.checkpoint = checkpoint_to_resume(args, self.record)
         if self.checkpoint:
             check_resumed_schedule(self.schedule, self.checkpoint)

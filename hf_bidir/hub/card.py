@@ -19,7 +19,7 @@ from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
-from hf_bidir.finetune.record import CURVE
+from hf_bidir.finetune.record import CURVE, PICTURE
 from hf_bidir.hub.card_numbers import (
     DIGITS,
     MEAN,
@@ -33,7 +33,6 @@ from hf_bidir.hub.card_numbers import (
     run_scores,
     seed_count,
 )
-from hf_bidir.hub.card_picture import PICTURE
 from hf_bidir.hub.files import CODE, digests
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses

@@ -11,12 +11,12 @@ import hf_bidir
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import SHAPE, TEXT, stock_model
+from tests.tiny_models import SHAPE, TEXT, random_model, stock_model
 
 OTHERS = {  # with attention outside transformers' interface, and of parts with their own configs
-    "deberta-v2": (transformers.DebertaV2ForTokenClassification, SHAPE | TEXT),
+    "deberta-v2": ("DebertaV2ForTokenClassification", SHAPE | TEXT),
     "siglip": (
-        transformers.SiglipModel,
+        "SiglipModel",
         {"text_config": SHAPE | {"vocab_size": 60}, "vision_config": SHAPE | {"image_size": 16}},
     ),
 }
@@ -31,12 +31,8 @@ def outputs(model):
 def stock(request):
     if request.param not in OTHERS:
         return stock_model(request.param)
-    made, fields = OTHERS[request.param]
-    torch.manual_seed(0)
-    model = made(made.config_class(**fields)).eval()
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.3)
-    return model
+    name, fields = OTHERS[request.param]
+    return random_model(name, **fields)
 
 
 def test_a_signed_model_computes_softmax_inside_the_context_only(stock):

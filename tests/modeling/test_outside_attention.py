@@ -6,7 +6,6 @@ import operator
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +16,7 @@ from hf_bidir.modeling.activations import tanhmax
 from hf_bidir.modeling.interventions import Interventions, intervening
 from hf_bidir.modeling.outside_attention import OutsideAttention, lowered, outside_class
 from hf_bidir.modeling.signed_layers import signed_layers
+from tests.tiny_models import random_model
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 WORDS = SHAPE | {"vocab_size": 60, "max_position_embeddings": 64}
@@ -42,12 +42,7 @@ KEEP = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
 def stock_model(family):
     name, fields = (TEXT | IMAGES)[family]
-    made = getattr(transformers, name)
-    torch.manual_seed(0)
-    model = made(made.config_class(**fields)).eval()
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.3)
-    return model
+    return random_model(name, **fields)
 
 
 def inputs_of(family):

@@ -44,7 +44,8 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(learned):
     assert results["test_accuracy"] == 1.0
     assert json.loads((folder / "all_results.json").read_text()) == results
     assert {"eval_macro_f1", "test_recall_good", "test_recall_bad", "train_loss"} <= set(results)
-    assert {"loss_curve.png", "README.md", "model.safetensors", "tokenizer.json"} <= {p.name for p in folder.iterdir()}
+    found = {path.name for path in folder.iterdir()}
+    assert {"loss_curve.png", "validation-example.png", "README.md", "model.safetensors", "tokenizer.json"} <= found
     assert record["status"] == "finished"
     assert [(split, part["rows"]) for split, part in record["data"].items()] == [
         ("train", 48), ("validation", 12), ("test", 12),
