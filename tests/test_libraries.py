@@ -1,5 +1,7 @@
 """Libraries that their users already use take a signed model as they take a stock one."""
 
+import sys
+
 import pytest
 import torch
 from nnsight import NNsight, save
@@ -8,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from tests.processes import run_python
 from tests.tiny_models import SHAPE, TEXT, random_model, stock_model, word_tokenizer
 
 MASSES = [0.5, [1.0, 0.0, 0.3, 0.6]]  # of two layers with four heads
@@ -117,3 +120,24 @@ def test_a_trace_of_nnsight_reads_and_edits_the_coefficients_of_a_layer():
     with edited_coefficients(layer, without_head_2), traced.trace(IDS):
         logits = save(traced.output.logits)
     torch.testing.assert_close(logits, edited)
+
+
+LIGER = """
+import sys
+from hf_bidir import signed
+from transformers.integrations.liger import apply_liger_kernel  # which a Trainer calls with use_liger_kernel=True
+from tests.tiny_models import stock_model
+
+for model in (signed(stock_model("llama")), stock_model("llama")):  # in memory before Liger is imported
+    apply_liger_kernel(model, None)
+    print([name for name, module in model.named_modules() if "Liger" in module.extra_repr() + module._get_name()])
+    print(model.forward.__qualname__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Liger needs Triton")
+def test_liger_replaces_in_a_signed_model_what_it_replaces_in_the_stock_one():
+    signed, forward, *stock = run_python(LIGER, TRITON_INTERPRET="1").splitlines()
+    assert [signed, forward] == stock
+    assert "model.norm" in signed
+    assert forward == "lce_forward"

@@ -20,7 +20,7 @@ def bridged(model: PreTrainedModel, tokenizer: Any = None, **options: Any) -> An
         options: of `TransformerBridge.boot_transformers`.
 
     Returns:
-        The `TransformerBridge`, on the device of the model. Its compatibility mode does not fold value biases by default.
+        The `TransformerBridge`, on the device of the model. Its compatibility mode folds no value biases by default.
 
     Raises:
         ValueError: the model is not signed, or TransformerLens does not know the stock architecture.
