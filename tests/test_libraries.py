@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from nnsight import NNsight, save
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
@@ -141,3 +142,32 @@ def test_liger_replaces_in_a_signed_model_what_it_replaces_in_the_stock_one():
     assert [signed, forward] == stock
     assert "model.norm" in signed
     assert forward == "lce_forward"
+
+
+def test_a_model_of_which_accelerate_keeps_a_layer_on_disk_computes_the_same(tmp_path):
+    model = signed_model("llama")
+    model.save_pretrained(tmp_path / "model")
+    expected = model(IDS, output_attentions=True)
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    places["model.layers.1"] = "disk"
+    placed = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk"
+    )
+    assert placed.model.layers[1].self_attn.q_proj.weight.device.type == "meta"
+    found = placed(IDS, output_attentions=True)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.attentions[1], expected.attentions[1])
+    with hf_bidir.softmax(placed):
+        assert torch.equal(placed(IDS).logits, stock_model("llama")(IDS).logits)
+
+
+def test_transformers_serve_loads_a_class_that_is_an_attribute_of_transformers(tmp_path, monkeypatch):
+    for part in (signed_model("llama"), word_tokenizer()):
+        part.save_pretrained(tmp_path)
+    serving = pytest.importorskip("transformers.cli.serving.model_manager")  # in recent versions
+    manager = serving.ModelManager(device="cpu", trust_remote_code=True)
+    with pytest.raises(AttributeError, match="no attribute BidirLlamaForCausalLM"):
+        manager.load_model_and_processor(f"{tmp_path}@main")
+    monkeypatch.setattr(transformers, "BidirLlamaForCausalLM", hf_bidir.BidirLlamaForCausalLM, raising=False)
+    model, _ = manager.load_model_and_processor(f"{tmp_path}@main")
+    assert torch.equal(model(IDS).logits, signed_model("llama")(IDS).logits)
