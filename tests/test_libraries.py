@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-import transformers
 from nnsight import NNsight, save
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
@@ -168,6 +167,6 @@ def test_transformers_serve_loads_a_class_that_is_an_attribute_of_transformers(t
     manager = serving.ModelManager(device="cpu", trust_remote_code=True)
     with pytest.raises(AttributeError, match="no attribute BidirLlamaForCausalLM"):
         manager.load_model_and_processor(f"{tmp_path}@main")
-    monkeypatch.setattr(transformers, "BidirLlamaForCausalLM", hf_bidir.BidirLlamaForCausalLM, raising=False)
+    monkeypatch.setattr(serving.transformers, "BidirLlamaForCausalLM", hf_bidir.BidirLlamaForCausalLM, raising=False)
     model, _ = manager.load_model_and_processor(f"{tmp_path}@main")
     assert torch.equal(model(IDS).logits, signed_model("llama")(IDS).logits)
