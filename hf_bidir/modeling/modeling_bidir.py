@@ -69,7 +69,7 @@ class BidirMixin(_Stock):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
-        layers, config = signed_layers(self), self.config
+        layers, config = signed_layers(self), self.config  # type: ignore[has-type]
         if isinstance(config.attn_negative_mass, list) and layers:
             # of the layers that are left; with their names, because a later transformers may list them in another order
             masses = [config.attn_negative_mass[layer.signed_index] for layer in layers]
