@@ -44,6 +44,7 @@ SLOW = (
     "modeling/test_fused_operator.py",
     "modeling/test_fused_compiled.py",
     "explain/test_sentence_encoder.py",
+    "test_libraries.py",
 )
 
 # Files with tests of the kernels, to be repeated on every GPU. Each compiles some ten kernels or more, in under two

@@ -2,9 +2,15 @@
 
 import sys
 
+import peft
 import pytest
 import torch
+from datasets import Dataset
 from nnsight import NNsight, save
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.losses import Matryoshka2dLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Pooling
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
 
@@ -27,6 +33,20 @@ def without_head_2(coefficients):
     edited = coefficients.clone()
     edited[:, 2] = 0
     return edited
+
+
+GROUPED = SHAPE | TEXT | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3}
+WITH_TERMS = {
+    "Gemma2ForCausalLM": GROUPED,  # softcapped scores
+    "GptOssForCausalLM": GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1},  # sinks
+    "BloomForCausalLM": {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4},  # attention of its own
+}
+ADAPTERS = {
+    "dora": peft.LoraConfig(task_type="CAUSAL_LM", use_dora=True),
+    "ia3": peft.IA3Config(task_type="CAUSAL_LM"),
+    "prompt": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "prefix": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
 
 
 @pytest.fixture(params=["gpt2", "llama", "bert"])
@@ -53,6 +73,13 @@ def test_a_bridge_of_transformer_lens_keeps_the_logits_and_caches_the_signed_coe
     for layer, coefficients in enumerate(expected.attentions):
         torch.testing.assert_close(cache[f"blocks.{layer}.attn.hook_pattern"], coefficients, rtol=0, atol=1e-5)
     assert cache["blocks.0.attn.hook_pattern"].min() < -0.01
+
+
+@pytest.mark.parametrize("name", WITH_TERMS)
+def test_a_bridge_keeps_the_logits_of_models_with_more_than_scores(name):
+    model = hf_bidir.signed(random_model(name, **WITH_TERMS[name]))
+    expected = model(IDS).logits
+    torch.testing.assert_close(hf_bidir.bridged(model, word_tokenizer())(IDS), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -170,3 +197,41 @@ def test_transformers_serve_loads_a_class_that_is_an_attribute_of_transformers(t
     monkeypatch.setattr(serving.transformers, "BidirLlamaForCausalLM", hf_bidir.BidirLlamaForCausalLM, raising=False)
     model, _ = manager.load_model_and_processor(f"{tmp_path}@main")
     assert torch.equal(model(IDS).logits, signed_model("llama")(IDS).logits)
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_every_kind_of_adapter_of_peft_learns_on_a_signed_model_and_loads_again(kind, tmp_path):
+    model = peft.get_peft_model(signed_model("llama"), ADAPTERS[kind])
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    with torch.enable_grad():
+        for _ in range(4):
+            losses.append(model(IDS, labels=IDS).loss)
+            losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(signed_model("llama"), tmp_path)
+    torch.testing.assert_close(loaded.eval()(IDS).logits, model.eval()(IDS).logits)
+    with hf_bidir.softmax(loaded.get_base_model()):
+        assert not torch.allclose(loaded(IDS).logits, model(IDS).logits, atol=1e-2)
+
+
+def test_sentence_transformers_trains_a_signed_encoder_with_fewer_layers_and_dimensions_and_loads_it(tmp_path):
+    for part in (hf_bidir.signed(stock_model("bert").bert, MASSES), word_tokenizer()):
+        part.save_pretrained(tmp_path / "signed")
+    model = SentenceTransformer(modules=[Transformer(str(tmp_path / "signed")), Pooling(32)], device="cpu")
+    texts = ["a good film", "this is bad", "a bad example .", "good ."]
+    before = model.encode(texts, convert_to_tensor=True)
+    options = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "use_cpu": True}
+    args = SentenceTransformerTrainingArguments(tmp_path / "run", **options, report_to="none", save_strategy="no")
+    rows = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
+    loss = Matryoshka2dLoss(model, MultipleNegativesRankingLoss(model), matryoshka_dims=[32, 8])
+    with torch.enable_grad():
+        SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss).train()
+    model.save(str(tmp_path / "saved"))
+    loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert loaded[0].auto_model.config.attn_negative_mass == MASSES
+    after = loaded.encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(after, model.encode(texts, convert_to_tensor=True))
+    assert not torch.allclose(after, before, atol=1e-4)
