@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import text_limit
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.coefficients import strongest_head
@@ -16,7 +16,7 @@ from hf_bidir.explain.inputs.text import Example, check_prompt, read_text, spell
 from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients
+from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients, record_maps
 from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -230,12 +230,11 @@ def _attended(
 
     The coefficients are those of a single layer, because those of all would take the memory of as many maps.
     """
-    layers, values = signed_layers(model), list[Tensor]()
+    layers = signed_layers(model)
     index = len(layers) - 1 if layer is None else layer
-    with observed_layers(layers[index], lambda layer, key, value, _: values.append(value)):
-        outputs, recorded = record_coefficients(model, inputs, [layers[index]])
+    outputs, recorded, values = record_maps(model, inputs, [layers[index]])
     rows = recorded[-1][0, :, positions].float()  # [heads, positions, keys]
-    head = strongest_head(rows, values[-1][0]) if head is None else head
+    head = strongest_head(rows, values[-1][1][0]) if head is None else head
     return outputs.logits[0, positions].float().cpu(), rows[head].cpu(), f"layer {index}, head {head}"
 
 
