@@ -50,7 +50,8 @@ class Record:
         if self._recorded is None or (wanted and not self._has_graph):
             self._has_graph = wanted or self.differentiable
             with torch.inference_mode(False), torch.set_grad_enabled(self._has_graph):
-                *self._recorded, self.values = record_maps(self.model, self.inputs)
+                outputs, coefficients, self.values = record_maps(self.model, self.inputs)
+            self._recorded = outputs, coefficients
         outputs, coefficients = self._recorded
         if wanted:
             return outputs, coefficients
