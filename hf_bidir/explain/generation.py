@@ -8,8 +8,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import text_limit
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
-from hf_bidir.checkpoints.projections import check_differentiable
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.coefficients import strongest_head
 from hf_bidir.explain.inputs.text import Example, check_prompt, read_text, spelled, visible
@@ -64,7 +64,6 @@ def align(
         ValueError: a model that is no encoder-decoder of text, or a text without words.
     """
     model = model_within(model, tokenizer)
-    check_differentiable(model)
     if method not in METHODS_OF_TEXTS:
         raise ValueError(
             f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
-from hf_bidir.checkpoints.projections import check_differentiable
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
 from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, reads_images, token_positions
 from hf_bidir.modeling.activations import upcast
@@ -171,7 +171,6 @@ class InputFunction:
         `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
         record = Record.of(model, inputs)
-        check_differentiable(model)
         inputs = record.inputs
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
         if one_point and not record.kept and not reads_images(model) and has_head(model):

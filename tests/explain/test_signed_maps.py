@@ -6,7 +6,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_bidir import signed, unsigned
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain import contributions, explain, token_scores
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.record import Record, record_coefficients, record_maps
