@@ -77,7 +77,7 @@ def test_a_model_loaded_by_bitsandbytes_is_explained_like_one_with_its_rounded_w
         linear.weight.data = expected.float()
     for method in ("contributions", "integrated-gradients", "attnlrp", "erasure"):
         both = [token_scores(one, tiny_inputs("llama"), method, 5, position=1).flatten() for one in (rounded, model)]
-        assert torch.corrcoef(torch.stack(both))[0, 1] > 0.99, method
+        assert torch.corrcoef(torch.stack(both))[0, 1] > 0.95, method
 
 
 def test_heads_with_an_adapter_are_not_flipped():
