@@ -1,5 +1,6 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,12 @@ def explain(
     new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Causal language models: generate this many tokens and explain each.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Chat models: TEXT is a message, or a .json file of messages with roles.")
+    ] = False,
+    segments: Annotated[
+        str | None, typer.Option(help="Score sentences, paragraphs or messages (of a chat) in place of words.")
+    ] = None,
     size: Annotated[
         int | None,
         typer.Option(help="Images: use the whole image with this shorter side in pixels, instead of the usual crop."),
@@ -84,6 +91,8 @@ def explain(
     hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
+    hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     """
@@ -98,12 +107,25 @@ def explain(
     chosen: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position}
     chosen |= {"layer": layer, "head": head}
     chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size, "against": against}
+    chosen["segments"] = segments
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
-        explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
+        explanation = explain_checkpoint(
+            checkpoint, _messages(text_or_image) if chat else text_or_image, method=method, **chosen
+        )
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanation_methods.md compares the methods.")
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{done}: {', '.join(map(str, written))}")
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    """The messages of a JSON file, or the text as the message of a user."""
+    if not text.endswith(".json"):
+        return [{"role": "user", "content": text}]
+    messages = json.loads(Path(text).read_text(encoding="utf-8"))
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError(f'expected a list of messages {{"role": "user", "content": "…"}} in {text}.')
+    return messages

@@ -12,11 +12,11 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.coefficients import strongest_head
-from hf_bidir.explain.inputs.text import Example, check_prompt, read_text, spelled, visible
+from hf_bidir.explain.inputs.text import Example, check_prompt, is_template, read_text, spelled, visible
 from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients, record_maps
+from hf_bidir.explain.record import Record, attends_between_tokens, model_within, record_coefficients, record_maps
 from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -191,9 +191,13 @@ def explain_continuation(
     generated, positions = ids[start:], torch.arange(start - 1, len(ids) - 1)
     inputs = {"input_ids": ids[None, :-1].to(model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    passes = passes_of(model, inputs)
+    units = None
+    if example.whole:
+        following = len(example.tokens) + torch.arange(len(generated) - 1)
+        units = torch.cat([example.token_of_piece, following])[None]
+    passes = passes_of(model, inputs, units)
     chosen = method or default_method(model, layer, head, passes)
-    scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head)
+    scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head, units=units)
 
     def by_source(rows: Tensor, add: bool = True) -> Tensor:
         return torch.cat([example.by_token(rows[:, :start], add), rows[:, start : len(ids) - 1]], dim=1)
@@ -247,6 +251,7 @@ def prediction_scores(
     layer: int | None = None,
     head: int | None = None,
     batch_size: int = ROWS,
+    units: Tensor | None = None,
 ) -> Tensor:
     """`token_scores` of several output tokens of one text, `[targets, length]`, computed in batches.
 
@@ -255,16 +260,18 @@ def prediction_scores(
         targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
+        units: the segments that erasure removes, `[1, length]`, as in `Record`.
     """
     model = unwrapped(model)
-    method = method or default_method(model, layer, head, passes_of(model, inputs))
+    method = method or default_method(model, layer, head, passes_of(model, inputs, units))
     batch_size = len(targets) if METHODS[method].shared else batch_size
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []
     for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
         batch = {name: value.expand(len(chosen), *value.shape[1:]) for name, value in inputs.items()}
         options = {"position": places.to(model.device), "layer": layer, "head": head}
-        rows.append(token_scores(model, batch, method, chosen.to(model.device), **options).detach().cpu())
+        record = Record(model, batch, units=None if units is None else units.expand(len(chosen), -1))
+        rows.append(token_scores(model, record, method, chosen.to(model.device), **options).detach().cpu())
     return torch.cat(rows)
 
 
@@ -279,7 +286,8 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
             options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
             return example, model.generate(**inputs, **options)[0].cpu()
     blank = "" if prompt[-1:].isspace() or continuation[:1].isspace() else " "
-    whole = tokenizer(f"{prompt}{blank}{continuation}", return_offsets_mapping=True, verbose=False)
+    options = {"return_offsets_mapping": True, "verbose": False, "add_special_tokens": not is_template(prompt)}
+    whole = tokenizer(f"{prompt}{blank}{continuation}", **options)
     pairs = zip(whole["input_ids"], whole["offset_mapping"], strict=True)
     following = [token for token, (_, end) in pairs if end > len(prompt)]
     if not continuation.strip() or not following:

@@ -26,15 +26,21 @@ class Record:
         model, inputs: the signed model, and its inputs on its device.
         kept: whether several methods read from it, so that its graph serves several backward passes.
         differentiable: whether the first pass builds a graph, also where its first reader needs none.
+        units: the segment of each token, rising integers `[batch, length]`, where erasure removes segments.
         values: layer and values `[batch, key heads, keys, value_dim]` of each entry of `coefficients`, once it has run.
     """
 
     def __init__(
-        self, model: PreTrainedModel, inputs: Mapping[str, Tensor], kept: bool = False, differentiable: bool = False
+        self,
+        model: PreTrainedModel,
+        inputs: Mapping[str, Tensor],
+        kept: bool = False,
+        differentiable: bool = False,
+        units: Tensor | None = None,
     ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model, self.inputs = model, prepared_inputs(model, inputs)
-        self.kept, self.differentiable = kept, differentiable
+        self.kept, self.differentiable, self.units = kept, differentiable, units
         self.values: list[tuple[nn.Module, Tensor]] = []
         self._recorded: tuple[ModelOutput, list[Tensor]] | None = None
         self._has_graph = False

@@ -338,15 +338,17 @@ def token_level(model, processor, example: Example, target: Target, position: An
             )
         position = masks[0]
     given = target if isinstance(target, Contrast) else (target,)
-    tokens = [_word_piece(processor, one) if isinstance(one, str) else one for one in given]
+    spaced = not processor.decode(example.inputs["input_ids"][0, -1:])[-1:].isspace()
+    tokens = [_word_piece(processor, one, spaced) if isinstance(one, str) else one for one in given]
     return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
 
 
-def _word_piece(tokenizer, word: str) -> int:
-    """The id of a word as spelled in a text, or of a word piece."""
+def _word_piece(tokenizer, word: str, spaced: bool) -> int:
+    """The id of a word as spelled in a text, after a space if `spaced`, or of a word piece."""
     if not word.strip():
         raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
-    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
+    words = (f" {word.lstrip()}", word) if spaced else (word, f" {word.lstrip()}")
+    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in words]
     for pieces in spellings:
         if len(pieces) == 1 and (pieces[0] != tokenizer.unk_token_id or word == tokenizer.unk_token):
             return pieces[0]
