@@ -47,6 +47,12 @@ def explain(
         int | None, typer.Option(help="Only this layer, counted from 0; rollout and flow: the layers up to it.")
     ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="With --layer and --head: why does this word of the text look where it looks?")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="With --layer and --head: the word looked at; by default the strongest.")
+    ] = None,
     position: Annotated[
         int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
     ] = None,
@@ -79,8 +85,10 @@ def explain(
     scores.png alone. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
-    token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of
-    the generated text with the input is drawn; only --output, --top and --method contributions or attnlrp apply.
+    token of a text, in alignment.png. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
+    is added to --target. Encoder-decoders: the alignment of
+    the generated text with the input is drawn; of the options only --output, --top and --method (contributions, attnlrp
+    or chefer) apply.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 
@@ -93,6 +101,7 @@ def explain(
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
     hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "not a dull film" --layer 3 --head 2 --query dull --key not
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     """

@@ -1,6 +1,7 @@
 """Explain generated text token by token: for encoder-decoders by the source, for causal models by earlier tokens."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +16,23 @@ from hf_bidir.explain.coefficients import strongest_head
 from hf_bidir.explain.inputs.text import Example, check_prompt, is_template, read_text, spelled, visible
 from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
+from hf_bidir.explain.methods.chefer import cross_rollout
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import Record, attends_between_tokens, model_within, record_coefficients, record_maps
 from hf_bidir.explain.result import Alignment
+from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
 ROWS = 16  # generated tokens explained in one batch
-CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
-METHODS_OF_TEXTS = ("contributions", "attnlrp")
+CONTRIBUTION, RELEVANCE, CHEFER = "a · ∂y/∂a", "relevance", "relevance for y minus that for −y"
+COEFFICIENT, MAGNITUDE = "coefficient a", "mean |a|"
+METHODS_OF_TEXTS = ("contributions", "attnlrp", "chefer")
 SUPPORTS = "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable"
 MEANING = {  # what the numbers are, and how to read them
     CONTRIBUTION: (f"Contributions a · ∂y/∂a of source words to y, {LOGIT}", SUPPORTS),
     RELEVANCE: (f"Relevance (AttnLRP) of source words for y, {LOGIT}", SUPPORTS),
+    CHEFER: (f"Gradient-weighted attention (Chefer et al. 2021) of source words for y, {LOGIT}", SUPPORTS),
     COEFFICIENT: (
         "Coefficients a of source words (hard selection has no contributions)",
         "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
@@ -53,7 +58,8 @@ def align(
         model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
             …T5ForConditionalGeneration; dropout is off while it generates.
         tokenizer, text: a fast tokenizer; the source, truncated to the model's positions. A word's pieces are summed.
-        method: "contributions", or "attnlrp", the relevance of the source's embeddings (`relevance`).
+        method: "contributions"; "attnlrp", the relevance of the source's embeddings (`relevance`); or "chefer", traced
+            through all layers (`cross_rollout`).
         num_beams: beams of the search; 1 is greedy.
 
     Returns:
@@ -68,6 +74,8 @@ def align(
         raise ValueError(
             f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
         )
+    if method == "chefer" and not attends_between_tokens(model):
+        raise ValueError(f"chefer needs attention between tokens; {type(model).__name__} has none. Use contributions.")
     if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
         raise ValueError(f"expected a signed encoder-decoder of text; got {type(model).__name__}.")
     example = read_text(tokenizer, text, text_limit(model, tokenizer))
@@ -75,12 +83,12 @@ def align(
         inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
         ids = model.generate(**inputs, num_beams=num_beams)
         coefficients, contributions, y = _rows(model, inputs, ids)
-        relevance = _relevance_rows(model, inputs, ids) if method == "attnlrp" else None
+        traced = {"attnlrp": (RELEVANCE, _relevance_rows), "chefer": (CHEFER, _chefer_rows)}.get(method)
+        relevance = {} if traced is None else {traced[0]: traced[1](model, inputs, ids)}
     attended = {MAGNITUDE if attends_between_tokens(model) else COEFFICIENT: coefficients}
     hard = getattr(model.config, "attn_selection", "soft") == "hard"
     scores = attended if hard else {CONTRIBUTION: contributions} | attended
-    if relevance is not None:
-        scores = {RELEVANCE: relevance} | scores
+    scores = relevance | scores
     what, how_to_read = MEANING[next(iter(scores))]
     explained = f'Generated: "{visible(tokenizer.decode(ids[0], skip_special_tokens=True))}".'
     if example.truncated:
@@ -135,6 +143,22 @@ def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tens
         logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits[0]
     rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in _explained_logits(logits, ids)]
     return torch.stack([(start * row)[0].sum(-1).detach() for row in rows]).cpu()
+
+
+def _chefer_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """The relevance of the source tokens for each generated id by `cross_rollout`, `[generated, source]`."""
+    inputs = inputs | {"decoder_input_ids": ids[:, :-1]}
+    crossing, encoding = set(cross_attention(model, inputs)), set(model.get_encoder().modules())
+    outputs, maps, values = record_maps(model, inputs)
+    places: list[Any] = [
+        "cross" if layer in crossing else "encoder" if layer in encoding else "decoder" for layer, _ in values
+    ]
+    rows = []
+    for step, y in enumerate(_explained_logits(outputs.logits[0], ids)):
+        gradients = torch.autograd.grad(y, maps, retain_graph=True, materialize_grads=True)
+        edges = [upcast(a.detach()) * upcast(gradient) for a, gradient in zip(maps, gradients, strict=True)]
+        rows.append(cross_rollout(list(zip(places, edges, strict=True)))[0, step])
+    return torch.stack(rows).cpu()
 
 
 @torch.no_grad()

@@ -203,13 +203,17 @@ class InputFunction:
         return torch.where((first & self.keep_first[:, None])[..., None], self.start, padded)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
+        return self._read(self.run(start, rows), rows)
+
+    def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
+        """The outputs of the model for these input tensors of the rows."""
         inputs = {name: value[rows] for name, value in self.inputs.items()}
         start = start.to(self.start.dtype)  # captum adds noise in single precision
         if start.dim() == 4:
-            return self._read(self.model(**inputs | {"pixel_values": start}, return_dict=True), rows)
+            return self.model(**inputs | {"pixel_values": start}, return_dict=True)
         # no inputs_embeds: some models find padding, or the position to read, by token id
         with hooked([self.model.get_input_embeddings()], after=lambda *_: start.clone()):
-            return self._read(self.model(**inputs, return_dict=True), rows)
+            return self.model(**inputs, return_dict=True)
 
     def _read(self, outputs: ModelOutput, rows: Tensor) -> Tensor:
         if self.readout is None:
