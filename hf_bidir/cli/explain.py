@@ -110,6 +110,8 @@ def explain(
 
         from hf_bidir.explain.api import explain_checkpoint
         from hf_bidir.explain.draw.explanations import holds_explanation, write_explanation
+        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
+        from hf_bidir.explain.looking import explain_head
         from hf_bidir.explain.result import Explanation
 
     logging.disable_progress_bar()  # for loading the weights
@@ -119,9 +121,13 @@ def explain(
     chosen["segments"] = segments
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
-        explanation = explain_checkpoint(
-            checkpoint, _messages(text_or_image) if chat else text_or_image, method=method, **chosen
-        )
+        given = _messages(text_or_image) if chat else text_or_image
+        if query is None and key is None:
+            explanation = explain_checkpoint(checkpoint, given, method=method, **chosen)
+        elif layer is None or head is None:
+            raise ValueError("--query and --key need --layer and --head: they explain the attention of one head.")
+        else:
+            explanation = explain_head(*load_checkpoint(checkpoint), given, layer, head, query=query, key=key)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
