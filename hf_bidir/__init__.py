@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
+    "bridged": "hf_bidir.checkpoints.bridge",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
     "packed_attention": "hf_bidir.modeling.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",

@@ -50,7 +50,8 @@ def signed(
     )
     check_attn_implementation(config._attn_implementation, softmax=is_softmax(config))
     sign(model, config)
-    model.__class__ = made  # which `save_pretrained` writes into the config
+    model.__class__ = made
+    config.architectures = [made.__name__]  # by which other libraries choose their code
     return given
 
 

@@ -10,13 +10,7 @@ import transformers
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from .attention_call import fused_obstacle
-from .compat import (
-    CAN_RECORD,
-    attn_implementation,
-    checkpoint_names,
-    register_checkpoint_names,
-    register_in_tables,
-)
+from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names
 from .configuration_bidir import (
     PREFIX,
     all_masses,
@@ -142,9 +136,7 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
     made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
     sign_layers(model, config)
-    stock = stock_type(config.model_type)
-    _register_checkpoint_keys(stock, config.model_type)
-    register_in_tables(config.model_type, stock)
+    _register_checkpoint_keys(stock_type(config.model_type), config.model_type)
     replace_config(model, before, config)
     for part in parts:
         if part in made:

@@ -129,6 +129,8 @@ def signed_attention(
     changes, wanting = running_call(module, compiling)
     if changes.softmax:
         plan, changes = plan.to_softmax(), changes.to_softmax()
+    if isinstance(plan.negative_mass, list) and len(plan.negative_mass) != query.shape[1]:
+        plan = plan._replace(negative_mass=_held(module, plan.negative_mass, query.shape[1]))
     if plan.softmax and changes is NONE and (stock := _stock_function(module, plan, wanting, options)):
         return stock(module, query, key, value, attention_mask, **options)
     for name in module.signed_view.refused:  # torch 2.8 compiles no set of strings
@@ -144,6 +146,16 @@ def signed_attention(
     if changes.observe:
         changes.observe(module, key, value, context)
     return context, coefficients
+
+
+def _held(layer: nn.Module, masses: list[float], heads: int) -> list[float]:
+    """The masses of the heads of this process, one of those among which tensor parallelism divides the weights."""
+    for weight in layer.parameters():
+        for axis, placement in enumerate(getattr(weight, "placements", ())):  # of a DTensor
+            if placement.is_shard() and weight.device_mesh.size(axis) * heads == len(masses):
+                rank = weight.device_mesh.get_local_rank(axis)
+                return masses[rank * heads : (rank + 1) * heads]
+    return masses  # an error says that they do not fit
 
 
 def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[str, Any]) -> Any:
