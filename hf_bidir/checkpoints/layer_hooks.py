@@ -6,6 +6,7 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from hf_bidir.modeling.interventions import Interventions, graphs
 from hf_bidir.modeling.signed_layers import signed_layers
 
 INTERPOLATE = "interpolate_pos_encoding"
+NEGLIGIBLE = 1e-3  # magnitude of a coefficient
 
 
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
@@ -57,6 +59,38 @@ def observed_layers(
 def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
     """Context in which negative coefficients are 0; the others are not rescaled."""
     return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))
+
+
+@dataclass
+class SignCount:
+    """Coefficients counted by `counted_signs`."""
+
+    keep: Tensor | None = None  # attention mask of the running call; None counts every query
+    counted: int = 0
+    negative: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of negative coefficients, in [0, 1]; None if none was counted."""
+        return self.negative / self.counted if self.counted else None
+
+
+@contextmanager
+def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[SignCount]:
+    """Inside the context, count the coefficients of magnitude over `threshold`, of all layers, heads and queries that
+    `keep` of the yielded count, set before each call, does not mask."""
+    count = SignCount()
+
+    def add(coefficients: Tensor) -> Tensor:
+        between_tokens = getattr(model, "attends_between_tokens", True)
+        rows = at_tokens(coefficients.movedim(2, 1), count.keep if between_tokens else None)
+        large = rows.abs() > threshold
+        count.counted += int(large.sum())
+        count.negative += int((large & (rows < 0)).sum())
+        return coefficients
+
+    with edited_coefficients(model, add):
+        yield count
 
 
 @contextmanager
@@ -100,6 +134,11 @@ def _intervening(model: nn.Module, interventions: Interventions) -> AbstractCont
             "cannot be observed; import hf_bidir before you load it."
         )
     return own(layers, interventions)
+
+
+def attends(model: nn.Module) -> bool:
+    """Whether the model has signed layers, with coefficients that can be observed."""
+    return bool(signed_layers(model)) and getattr(getattr(model, "config", None), "attn_scope", None) != "none"
 
 
 def check_attends(model: nn.Module) -> None:

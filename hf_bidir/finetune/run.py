@@ -32,6 +32,7 @@ from hf_bidir.common.files import PREVIOUS, read_json, write_json
 from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.splits import Splits
+from hf_bidir.finetune.log_entries import AttentionLog
 from hf_bidir.finetune.metrics import HEADLINES
 from hf_bidir.finetune.record import (
     CURVE,
@@ -93,7 +94,8 @@ class Run:
         data, args, schedule: the options; those that the user gave (`args.typed`) are recorded.
 
     Attributes:
-        callbacks: of the Trainer: early stopping, the schedule, and a line per evaluation.
+        callbacks: of the Trainer: early stopping, the schedule, `AttentionLog` if there are loggers, and a line per
+            evaluation.
         checkpoint: the folder that the run continues from, or None.
         record: the content of run.json.
 
@@ -121,7 +123,8 @@ class Run:
             check_resumed_schedule(self.schedule, self.checkpoint)
         patience = args.early_stopping_patience
         stopping: list[TrainerCallback] = [EarlyStoppingCallback(patience)] if patience else []
-        self.callbacks = stopping + ([self.schedule] if self.schedule else []) + [EvaluationLines()]
+        logged = [AttentionLog()] if args.report_to else []
+        self.callbacks = stopping + ([self.schedule] if self.schedule else []) + logged + [EvaluationLines()]
 
     def train(
         self,
