@@ -238,7 +238,9 @@ def explain_continuation(
     return Alignment(
         source=source,
         written=pieces,
-        explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
+        explained=" → ".join(
+            visible(part.strip()) for part in (getattr(prompt, "spoken", prompt), tokenizer.decode(generated))
+        ),
         what=" ".join(filter(None, ["" if method else why_fast(chosen, passes), sink, where])),
         scores={METHODS[chosen].unit: by_token, f"a of {place}": by_source(attended)},
         first_length=len(example.tokens),

@@ -97,6 +97,7 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
     scores = next(iter(found.scores.values()))
+    assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
     assert "user: Was it good? I ask twice." in found.source
     assert scores.shape == (len(found.written), len(found.source))
     assert scores.isfinite().all()

@@ -22,12 +22,14 @@ class Parted(str):
         whole: whether a part is one unit, with one score; otherwise its words are.
         roles: of the parts of a conversation, who says them; None where parts are no messages.
         template: whether what is outside the parts was written by a chat template.
+        spoken: the text as people read it, of a conversation the messages after their roles.
     """
 
     parts: tuple[tuple[int, int], ...]
     whole: bool
     roles: tuple[str, ...] | None
     template: bool
+    spoken: str
 
     def __new__(
         cls,
@@ -36,11 +38,11 @@ class Parted(str):
         *,
         whole: bool,
         roles: Iterable[str] | None = None,
-        template: bool = False,
+        spoken: str | None = None,
     ) -> "Parted":
         made = super().__new__(cls, text)
-        made.parts, made.whole, made.template = tuple(parts), whole, template
-        made.roles = None if roles is None else tuple(roles)
+        made.parts, made.whole, made.template = tuple(parts), whole, spoken is not None
+        made.roles, made.spoken = None if roles is None else tuple(roles), text if spoken is None else spoken
         return made
 
     def named(self, part: int, spelling: str) -> str:
@@ -57,7 +59,7 @@ class Parted(str):
         """The same parts of a text that ends with this one."""
         shift = len(longer) - len(self)
         moved = ((start + shift, end + shift) for start, end in self.parts)
-        return Parted(longer, moved, whole=self.whole, roles=self.roles, template=self.template)
+        return Parted(longer, moved, whole=self.whole, roles=self.roles)
 
 
 def conversation(tokenizer: Any, messages: Sequence[Message]) -> Parted:
@@ -75,8 +77,9 @@ def conversation(tokenizer: Any, messages: Sequence[Message]) -> Parted:
     if not all(isinstance(content, str) and content.strip() for content in contents):
         raise ValueError(f'expected messages such as {{"role": "user", "content": "a text"}}, got {messages!r}.')
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    places, roles = _places(text, [str(content).strip() for content in contents]), [m["role"] for m in messages]
-    return Parted(text, places, whole=False, roles=roles, template=True)
+    contents, roles = [str(content).strip() for content in contents], [message["role"] for message in messages]
+    spoken = " ".join(f"{role}: {content}" for role, content in zip(roles, contents, strict=True))
+    return Parted(text, _places(text, contents), whole=False, roles=roles, spoken=spoken)
 
 
 def segmented(text: str, segments: Segments) -> Parted:
@@ -101,7 +104,7 @@ def segmented(text: str, segments: Segments) -> Parted:
     else:
         known = ", ".join([*PATTERNS, *[MESSAGES] * chat])
         raise ValueError(f"expected segments {known}, or a list of texts; got {segments!r}.")
-    return Parted(text, parts, whole=True, roles=roles, template=chat)
+    return Parted(text, parts, whole=True, roles=roles, spoken=text.spoken if chat else None)  # type: ignore[attr-defined]
 
 
 def _places(text: str, contents: Sequence[str]) -> list[tuple[int, int]]:
