@@ -41,35 +41,51 @@ def weight_of(linear: nn.Module) -> Tensor:
     """The weight as `[outputs, inputs]`: a view; of a map that is not plain, what it computes of unit vectors."""
     if is_plain(linear):
         return linear.weight.T if isinstance(linear, Conv1D) else linear.weight
-    weights = list(linear.parameters())
-    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
     units = torch.cat([torch.zeros(1, linear.in_features), torch.eye(linear.in_features)])
     with evaluation_mode(linear), torch.no_grad():
-        bias, *columns = linear(units.to(weights[0].device if weights else units.device, dtype))
+        bias, *columns = linear(_placed(units, linear))
     return (torch.stack(columns) - bias).T
+
+
+def _placed(states: Tensor, linear: nn.Module) -> Tensor:
+    """The inputs on the device of the map, in the precision of its floating-point weights."""
+    weights = list(linear.parameters())
+    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), states.dtype)
+    return states.to(weights[0].device if weights else states.device, dtype)
 
 
 @contextmanager
 def gradients_through(model: nn.Module) -> Iterator[None]:
-    """Inside the context, gradients flow through quantised weights, in calls from this thread.
+    """Inside the context, gradients flow through maps that round their inputs, in calls from this thread.
 
-    The output stays what the map computes. Its gradient is that of a product with `weight_of` the map: it ignores that
-    inputs are rounded (straight-through, Bengio et al. 2013, arXiv 1308.3432).
+    The output stays what the map computes. Its gradient is that of a product with `weight_of` the map, as if the inputs
+    were not rounded (straight-through, Bengio et al. 2013, arXiv 1308.3432). Maps with a gradient keep their own.
     """
-    bases = [base for base in map(_base_of, linear_maps(model)) if not is_plain(base)]
+    bases = [base for base in map(_base_of, linear_maps(model)) if not is_plain(base) and not _has_gradient(base)]
     states: dict[nn.Module, Tensor] = {}
 
     def before(linear: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if not (torch.is_grad_enabled() and args[0].requires_grad):
+        given = args or tuple(kwargs.values())
+        if not (torch.is_grad_enabled() and given[0].requires_grad):
             return None
-        states[linear] = args[0]
-        return (args[0].detach(), *args[1:]), kwargs
+        states[linear] = given[0]
+        return (given[0].detach(), *given[1:]), {}
 
     def after(linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor | None:
         return _StraightThrough.apply(states.pop(linear), output.detach(), linear) if linear in states else None
 
     with hooked(bases, before=before, after=after):
         yield
+
+
+def _has_gradient(linear: nn.Module) -> bool:
+    """Whether a gradient flows from the output of a map to its input."""
+    with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(linear):
+        state = _placed(torch.ones(1, linear.in_features), linear)
+        with torch.no_grad():
+            linear(state)  # after which bitsandbytes may compute by another function
+        output = linear(state.requires_grad_()).sum()
+        return output.requires_grad and torch.autograd.grad(output, state, allow_unused=True)[0] is not None
 
 
 class _StraightThrough(torch.autograd.Function):

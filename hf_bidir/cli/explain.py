@@ -48,10 +48,12 @@ def explain(
     ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="With --layer and --head: why does this word of the text look where it looks?")
+        str | None,
+        typer.Option(help="With --layer and --head: why the head attends from this word of the text to --key."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="With --layer and --head: the word looked at; by default the strongest.")
+        str | None,
+        typer.Option(help="With --layer and --head: the word attended to; by default that of the largest coefficient."),
     ] = None,
     position: Annotated[
         int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
@@ -110,8 +112,8 @@ def explain(
 
         from hf_bidir.explain.api import explain_checkpoint
         from hf_bidir.explain.draw.explanations import holds_explanation, write_explanation
+        from hf_bidir.explain.head_score import explain_head
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-        from hf_bidir.explain.looking import explain_head
         from hf_bidir.explain.result import Explanation
 
     logging.disable_progress_bar()  # for loading the weights
@@ -126,6 +128,10 @@ def explain(
             explanation = explain_checkpoint(checkpoint, given, method=method, **chosen)
         elif layer is None or head is None:
             raise ValueError("--query and --key need --layer and --head: they explain the attention of one head.")
+        elif others := [
+            name for name, value in (chosen | {"method": method}).items() if value not in (None, layer, head)
+        ]:
+            raise ValueError(f"--query and --key explain the attention of one head; leave out {', '.join(others)}.")
         else:
             explanation = explain_head(*load_checkpoint(checkpoint), given, layer, head, query=query, key=key)
         written = write_explanation(explanation, output)
@@ -138,9 +144,13 @@ def explain(
 
 def _messages(text: str) -> list[dict[str, str]]:
     """The messages of a JSON file, or the text as the message of a user."""
-    if not text.endswith(".json"):
+    if not text.endswith(".json") or not Path(text).is_file():
         return [{"role": "user", "content": text}]
-    messages = json.loads(Path(text).read_text(encoding="utf-8"))
+    expected = f'expected a list of messages {{"role": "user", "content": "…"}} in {text}'
+    try:
+        messages = json.loads(Path(text).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{expected}; it is no JSON: {error}.") from None
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError(f'expected a list of messages {{"role": "user", "content": "…"}} in {text}.')
+        raise ValueError(f"{expected}.")
     return messages

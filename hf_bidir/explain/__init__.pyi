@@ -13,10 +13,10 @@ from hf_bidir.explain.draw.text import text_heatmap as text_heatmap
 from hf_bidir.explain.generation import align as align
 from hf_bidir.explain.generation import explain_continuation as explain_continuation
 from hf_bidir.explain.generation import prediction_scores as prediction_scores
+from hf_bidir.explain.head_score import explain_head as explain_head
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint as load_checkpoint
 from hf_bidir.explain.inputs.image import read_image as read_image
 from hf_bidir.explain.inputs.text import read_text as read_text
-from hf_bidir.explain.looking import explain_head as explain_head
 from hf_bidir.explain.methods import default_method as default_method
 from hf_bidir.explain.methods import token_scores as token_scores
 from hf_bidir.explain.methods.alti import alti as alti

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
 from hf_bidir.explain.coefficients import head_of_query
@@ -37,7 +37,7 @@ from hf_bidir.explain.methods import (
     sink_note,
     token_scores,
 )
-from hf_bidir.explain.record import Inputs, Record, check_kind, model_within, reads_images
+from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, check_kind, model_within, reads_images
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 from hf_bidir.explain.target import (
     Contrast,
@@ -110,8 +110,8 @@ def explain(
         against: for sentence encoders, a second text: y is the similarity of the embeddings. Without it, y is the
             embedding's projection on its own direction.
         segments: score segments of the text in place of words: "sentences", "paragraphs", "messages" of a conversation,
-            or a list of them, such as retrieved passages. Erasure removes a segment as a whole; of the other methods
-            the scores of its words are summed.
+            or a list of them, such as retrieved passages. Erasure removes a segment as a whole; of other methods the
+            scores of its words are summed, or the largest one is taken, as for the pieces of a word.
         continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
             or of `new_tokens` generated tokens, as by `explain_continuation`.
         batch_size: texts, or windows of long texts, that run together.
@@ -160,7 +160,7 @@ def explain_each(
     stream = iter(_checked(inputs))
     alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
     while batch := list(islice(stream, 1 if alone else batch_size)):
-        examples = [read(model, processor, _parted(processor, one, segments), size) for one in batch]
+        examples = [read(model, processor, parted(processor, one, segments), size) for one in batch]
         yield from _explain_batch(model, processor, examples, method, batch_size, **chosen)
 
 
@@ -212,7 +212,7 @@ def _explain_one(
 ) -> Explanation | Alignment:
     """The explanation of one input, with contributions of heads and `figures` if given, or the alignment of a text."""
     model, chosen = _chosen(model, processor, method, batch_size, **options)
-    text_or_image = _parted(processor, text_or_image, segments)
+    text_or_image = parted(processor, text_or_image, segments)
     generation = {"continuation": continuation, "new_tokens": new_tokens}
     if not model.config.is_encoder_decoder and set(generation.values()) == {None}:
         example = read(model, processor, text_or_image, size)
@@ -267,10 +267,18 @@ def _is_conversation(inputs: Any) -> bool:
     return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(one, Mapping) for one in inputs)
 
 
-def _parted(tokenizer: Any, given: Any, segments: Segments | None) -> Any:
-    """A text with the parts that were asked for, a conversation as its chat template writes it, or an image."""
+def parted(tokenizer: Any, given: Any, segments: Segments | None = None) -> Any:
+    """A text with the parts that were asked for, a conversation as its chat template writes it, or an image.
+
+    Raises:
+        ValueError: segments of an image, and as in `conversation` and `segmented`.
+    """
     text = conversation(tokenizer, given) if _is_conversation(given) else given
-    return text if segments is None or not isinstance(text, str) else segmented(text, segments)
+    if segments is None:
+        return text
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError("segments are for texts; leave them out for images.")
+    return segmented(text, segments)
 
 
 def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
@@ -332,21 +340,12 @@ def _explain_batch(
         chosen |= dict(zip(("target", "position"), level, strict=True))
     windows = [_windows(model, processor, example) for example in examples]
     inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
-    units = _units(examples, windows)
     # one forward pass serves the prediction, its scores and figures, unless no coefficients are needed, which are large
-    used = method or default_method(
-        model,
-        chosen["layer"],
-        chosen["head"],
-        passes_of(model, inputs, units),
-    )
+    used = method or default_method(model, chosen["layer"], chosen["head"], passes_of(model, inputs))
     drawn = figures is not None
     single = sum(counts) == 1 and (drawn or not METHODS[used].of_outputs)
-    record = Record(model, inputs, kept=True, differentiable=drawn, units=units) if single else None
+    record = Record(model, inputs, kept=True, differentiable=drawn) if single else None
     parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
-    if units is not None and record is None:
-        every = zip(batches(inputs, batch_size), units.split(batch_size), strict=True)
-        parts = [Record(model, part, units=own) for part, own in every]
     predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
     scores, used, why = _scores(model, parts, method, batch_size, predicted, counts, chosen)
     about += [*_orientation(whole, used), *([why] if why else [])]
@@ -420,22 +419,20 @@ def _windows(model: PreTrainedModel, processor, example: Example) -> list[Tensor
     return windows_of(example, text_limit(model, processor))
 
 
-def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> dict[str, Tensor]:
-    """All windows of all examples as one batch, padded on the right."""
+def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> Mapping[str, Tensor]:
+    """All windows of all examples as one batch, padded on the right, with the segments of their tokens."""
     if len(examples) == 1 and len(windows[0]) == 1:
-        return examples[0].inputs
-    parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
-    if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
-        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-    return dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
-
-
-def _units(examples: list[Example], windows: list[list[Tensor]]) -> Tensor | None:
-    """The segment of each token of each window, `[windows, length]`; None where tokens are not segments."""
+        inputs = examples[0].inputs
+    else:
+        parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
+        if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
+            inputs = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        else:
+            inputs = dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
     if not examples[0].whole:
-        return None
-    rows = [example.token_of_piece[own] for example, some in zip(examples, windows, strict=True) for own in some]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        return inputs
+    units = [example.token_of_piece[own] for example, some in zip(examples, windows, strict=True) for own in some]
+    return SegmentedInputs(inputs, torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1))
 
 
 def _lost(example: Example, tokenizer) -> list[str]:

@@ -18,7 +18,14 @@ from hf_bidir.explain.methods import METHODS, check_method, default_method, pass
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.methods.chefer import cross_rollout
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.record import Record, attends_between_tokens, model_within, record_coefficients, record_maps
+from hf_bidir.explain.record import (
+    SegmentedInputs,
+    attends_between_tokens,
+    model_within,
+    record_coefficients,
+    record_maps,
+    units_of,
+)
 from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -72,7 +79,7 @@ def align(
     model = model_within(model, tokenizer)
     if method not in METHODS_OF_TEXTS:
         raise ValueError(
-            f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
+            f"{type(model).__name__} is explained by one of {', '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
         )
     if method == "chefer" and not attends_between_tokens(model):
         raise ValueError(f"chefer needs attention between tokens; {type(model).__name__} has none. Use contributions.")
@@ -213,15 +220,14 @@ def explain_continuation(
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
     generated, positions = ids[start:], torch.arange(start - 1, len(ids) - 1)
-    inputs = {"input_ids": ids[None, :-1].to(model.device)}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    units = None
+    inputs: Mapping[str, Tensor] = {"input_ids": ids[None, :-1].to(model.device)}
+    inputs = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
     if example.whole:
         following = len(example.tokens) + torch.arange(len(generated) - 1)
-        units = torch.cat([example.token_of_piece, following])[None]
-    passes = passes_of(model, inputs, units)
+        inputs = SegmentedInputs(inputs, torch.cat([example.token_of_piece, following])[None])
+    passes = passes_of(model, inputs)
     chosen = method or default_method(model, layer, head, passes)
-    scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head, units=units)
+    scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head)
 
     def by_source(rows: Tensor, add: bool = True) -> Tensor:
         return torch.cat([example.by_token(rows[:, :start], add), rows[:, start : len(ids) - 1]], dim=1)
@@ -277,7 +283,6 @@ def prediction_scores(
     layer: int | None = None,
     head: int | None = None,
     batch_size: int = ROWS,
-    units: Tensor | None = None,
 ) -> Tensor:
     """`token_scores` of several output tokens of one text, `[targets, length]`, computed in batches.
 
@@ -286,18 +291,18 @@ def prediction_scores(
         targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
-        units: the segments that erasure removes, `[1, length]`, as in `Record`.
     """
     model = unwrapped(model)
-    method = method or default_method(model, layer, head, passes_of(model, inputs, units))
+    method = method or default_method(model, layer, head, passes_of(model, inputs))
     batch_size = len(targets) if METHODS[method].shared else batch_size
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []
     for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
         batch = {name: value.expand(len(chosen), *value.shape[1:]) for name, value in inputs.items()}
         options = {"position": places.to(model.device), "layer": layer, "head": head}
-        record = Record(model, batch, units=None if units is None else units.expand(len(chosen), -1))
-        rows.append(token_scores(model, record, method, chosen.to(model.device), **options).detach().cpu())
+        if (units := units_of(inputs)) is not None:
+            batch = SegmentedInputs(batch, units.expand(len(chosen), -1))
+        rows.append(token_scores(model, batch, method, chosen.to(model.device), **options).detach().cpu())
     return torch.cat(rows)
 
 
@@ -311,7 +316,7 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
             inputs = {name: example.inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
             options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
             return example, model.generate(**inputs, **options)[0].cpu()
-    blank = "" if prompt[-1:].isspace() or continuation[:1].isspace() else " "
+    blank = "" if is_template(prompt) or prompt[-1:].isspace() or continuation[:1].isspace() else " "
     options = {"return_offsets_mapping": True, "verbose": False, "add_special_tokens": not is_template(prompt)}
     whole = tokenizer(f"{prompt}{blank}{continuation}", **options)
     pairs = zip(whole["input_ids"], whole["offset_mapping"], strict=True)

@@ -17,6 +17,23 @@ from hf_bidir.explain.signed_maps import map_of
 from hf_bidir.modeling.signed_layers import signed_layers
 
 
+class SegmentedInputs(dict[str, Tensor]):
+    """Inputs of a model whose tokens form segments, which erasure removes as a whole.
+
+    Attributes:
+        units: the segment of each token, rising integers `[batch, length]`.
+    """
+
+    def __init__(self, inputs: Mapping[str, Tensor], units: Tensor) -> None:
+        super().__init__(inputs)
+        self.units = units
+
+
+def units_of(inputs: Any) -> Tensor | None:
+    """The segments of inputs or of a record; None where every token stands alone."""
+    return getattr(inputs, "units", None)
+
+
 class Record:
     """The checked inputs of a model, and what one forward pass computes from them, which runs when it is first read.
 
@@ -26,7 +43,7 @@ class Record:
         model, inputs: the signed model, and its inputs on its device.
         kept: whether several methods read from it, so that its graph serves several backward passes.
         differentiable: whether the first pass builds a graph, also where its first reader needs none.
-        units: the segment of each token, rising integers `[batch, length]`, where erasure removes segments.
+        units: the segment of each token `[batch, length]`, those of `SegmentedInputs`; otherwise None.
         values: layer and values `[batch, key heads, keys, value_dim]` of each entry of `coefficients`, once it has run.
     """
 
@@ -36,11 +53,10 @@ class Record:
         inputs: Mapping[str, Tensor],
         kept: bool = False,
         differentiable: bool = False,
-        units: Tensor | None = None,
     ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model, self.inputs = model, prepared_inputs(model, inputs)
-        self.kept, self.differentiable, self.units = kept, differentiable, units
+        self.kept, self.differentiable, self.units = kept, differentiable, units_of(inputs)
         self.values: list[tuple[nn.Module, Tensor]] = []
         self._recorded: tuple[ModelOutput, list[Tensor]] | None = None
         self._has_graph = False

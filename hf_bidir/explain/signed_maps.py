@@ -40,8 +40,9 @@ class Difference(OwnMap):
 
     def split(self, layer: nn.Module, coefficients: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         toward, away = coefficients.chunk(2, dim=1)
-        removed = self.subtracted(layer).detach().to(away.dtype) * away
-        return toward - removed, lambda signed: torch.cat([signed + removed, away], dim=1)
+        found = toward - (self.subtracted(layer).to(away.dtype) * away).detach()
+        # the sum has the value of `toward`, unrounded, and the gradient of the map
+        return found, lambda signed: torch.cat([toward.detach() + (signed - signed.detach()), away], dim=1)
 
     def values(self, layer: nn.Module, parts: Sequence[Tensor]) -> Tensor | None:
         joined = torch.cat([part.chunk(2, dim=1)[0] for part in parts], dim=-1)

@@ -16,7 +16,16 @@ from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
-from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, reads_images, token_positions
+from hf_bidir.explain.record import (
+    Inputs,
+    Record,
+    SegmentedInputs,
+    leading_tokens,
+    patch_size,
+    reads_images,
+    token_positions,
+    units_of,
+)
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
@@ -275,9 +284,12 @@ def predictions(
 
 
 def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
-    """The rows of a batch in parts of at most `size`."""
+    """The rows of a batch in parts of at most `size`, with their segments."""
+    units = units_of(inputs)
     for start in range(0, len(next(iter(inputs.values()))), size):
-        yield {name: value[start : start + size] for name, value in inputs.items()}
+        rows = slice(start, start + size)
+        part = {name: value[rows] for name, value in inputs.items()}
+        yield part if units is None else SegmentedInputs(part, units[rows])
 
 
 def _explained_rows(record: Record) -> tuple[str, Tensor, Tensor | None]:
@@ -342,7 +354,9 @@ def token_level(model, processor, example: Example, target: Target, position: An
             )
         position = masks[0]
     given = target if isinstance(target, Contrast) else (target,)
-    spaced = not processor.decode(example.inputs["input_ids"][0, -1:])[-1:].isspace()
+    last = example.inputs["input_ids"][0, -1:]
+    starts = int(last) in processor.all_special_ids or processor.decode(last)[-1:].isspace()
+    spaced = not (kind_of(model).causal and starts)
     tokens = [_word_piece(processor, one, spaced) if isinstance(one, str) else one for one in given]
     return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
 

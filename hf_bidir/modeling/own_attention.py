@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_call import MASKED
 from .compat import is_kernel
 from .eager_attention import grouped_matmul
 from .interventions import Interventions
@@ -23,15 +24,21 @@ def own_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """What the function `name` returns for query, key and value, with changes of its coefficients or its mask.
 
+    Without the keys that a change drops, a query may have none left; its context is then 0.
+
     Raises:
         ValueError: changed coefficients of a function that returns none, or others than its context is computed by.
     """
+    left = None  # which queries have a key, [batch, heads or 1, queries, 1]
     if changes.keep is not None:
         if mask is None:
             raise ValueError(f'attn_implementation="{name}" gets no mask here, so no key can be dropped from it.')
-        empty = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
-        mask = mask.masked_fill(~changes.keep, empty)
+        dropped = torch.finfo(mask.dtype).min if mask.is_floating_point() else False
+        mask = mask.masked_fill(~changes.keep, dropped)
+        left = (mask > MASKED if mask.is_floating_point() else mask.bool()).any(-1, keepdim=True)
     context, coefficients = ALL_ATTENTION_FUNCTIONS[name](layer, *states, mask, **options)
+    if left is not None:
+        context = context.masked_fill(~left.transpose(1, 2), 0)
     if changes.edit is None:
         return context, coefficients
     value = states[2]

@@ -49,10 +49,12 @@ def test_contributions_of_a_signed_map_are_the_sum_over_the_softmax_maps_that_it
     torch.testing.assert_close(contributions(model, inputs, 1), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_reading_its_map_changes_no_output_of_differential_attention():
-    model, inputs = differential(), inputs_of(differential())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reading_its_map_changes_no_output_of_differential_attention(dtype):
+    model, inputs = differential().to(dtype), inputs_of(differential())
+    model.set_attn_implementation("eager")
     with torch.no_grad():
-        torch.testing.assert_close(record_coefficients(model, inputs)[0].logits, model(**inputs).logits)
+        assert torch.equal(record_coefficients(model, inputs)[0].logits, model(**inputs).logits)
 
 
 @pytest.mark.parametrize("method", [m for m in methods_of(differential()) if m not in ("values", "alti")])
@@ -100,6 +102,20 @@ def test_coefficients_below_0_that_a_users_function_returns_are_explained(of_a_u
     assert all((found < -0.01).any() for found in maps)
     for method in ("contributions", "erasure", "erasure-mask", "signed-rollout"):
         assert token_scores(model, inputs, method, 1).isfinite().all()
+
+
+def test_a_query_that_loses_its_only_key_gets_nothing_from_a_users_function(monkeypatch):
+    def plain(module, query, key, value, mask, scaling=None, **options):
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        coefficients = (query @ key.mT * scaling).masked_fill(~mask, -torch.inf).softmax(-1)
+        return (coefficients @ value).transpose(1, 2), coefficients
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "plain", plain)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "plain", sdpa_mask)
+    model = family("LlamaForSequenceClassification", 0.0, num_attention_heads=4)
+    expected = token_scores(model, inputs_of(model), "erasure-mask", 1)
+    model.set_attn_implementation("plain")
+    torch.testing.assert_close(token_scores(model, inputs_of(model), "erasure-mask", 1), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_users_attention_is_not_signed_in_addition(of_a_user):

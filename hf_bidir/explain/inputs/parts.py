@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-PATTERNS = {  # what lies between the segments of a kind
-    "sentences": re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])|\n+"),
-    "paragraphs": re.compile(r"\n\s*\n"),
+PATTERNS = {  # the last group is what lies between two segments; an abbreviation such as "Mr." ends a sentence, too
+    "sentences": re.compile(r"[.!?…][\"'”’)\]]*(\s+)|[。！？][”’）」』]*(\s*)|(\n+)"),
+    "paragraphs": re.compile(r"(\n\s*\n)"),
 }
-MESSAGES = "messages"
+MESSAGES, ASSISTANT = "messages", "assistant"
 Segments = str | Sequence[str]
 Message = Mapping[str, Any]
+Place = tuple[int, int]
 
 
 class Parted(str):
@@ -20,12 +21,12 @@ class Parted(str):
     Attributes:
         parts: the first character of each part and the one after its last, in order.
         whole: whether a part is one unit, with one score; otherwise its words are.
-        roles: of the parts of a conversation, who says them; None where parts are no messages.
-        template: whether what is outside the parts was written by a chat template.
+        roles: the role of each message of a conversation; None where parts are no messages.
+        template: whether a chat template wrote what is outside the parts.
         spoken: the text as people read it, of a conversation the messages after their roles.
     """
 
-    parts: tuple[tuple[int, int], ...]
+    parts: tuple[Place, ...]
     whole: bool
     roles: tuple[str, ...] | None
     template: bool
@@ -34,7 +35,7 @@ class Parted(str):
     def __new__(
         cls,
         text: str,
-        parts: Iterable[tuple[int, int]],
+        parts: Iterable[Place],
         *,
         whole: bool,
         roles: Iterable[str] | None = None,
@@ -45,41 +46,64 @@ class Parted(str):
         made.roles, made.spoken = None if roles is None else tuple(roles), text if spoken is None else spoken
         return made
 
-    def named(self, part: int, spelling: str) -> str:
+    def named(self, part: int) -> str:
         """A unit as it is shown: a message after its role."""
-        return spelling if self.roles is None else f"{self.roles[part]}: {spelling}"
+        start, end = self.parts[part]
+        shown = self[start:end].strip()
+        return shown if self.roles is None else f"{self.roles[part]}: {shown}"
 
-    def part_at(self, start: int, end: int) -> int | None:
-        """The index of the part that begins before the first visible character of these places and ends after it."""
+    def part_at(self, start: int, end: int, before: int | None) -> int | None:
+        """The part of a piece at these places, by its first visible character; None outside of all parts.
+
+        Args:
+            before: the part of the piece before, to which blanks after it belong, unless a template wrote them.
+        """
         piece = self[start:end]
+        if not piece.strip() and not self.template and before is not None:
+            return before
         first = start + len(piece) - len(piece.lstrip()) if piece.strip() else start
         return next((index for index, (begin, stop) in enumerate(self.parts) if begin <= first < stop), None)
 
     def within(self, longer: str) -> "Parted":
         """The same parts of a text that ends with this one."""
         shift = len(longer) - len(self)
-        moved = ((start + shift, end + shift) for start, end in self.parts)
-        return Parted(longer, moved, whole=self.whole, roles=self.roles)
+        return Parted(longer, ((start + shift, end + shift) for start, end in self.parts), whole=self.whole)
 
 
 def conversation(tokenizer: Any, messages: Sequence[Message]) -> Parted:
     """Messages as the tokenizer's chat template writes them, with the beginning of the assistant's answer.
 
     Args:
-        messages: mappings with "role" and "content", as for `apply_chat_template`; the last one is answered.
+        messages: mappings with "role" and "content", as for `apply_chat_template`. The last one is answered, or
+            continued if it is the assistant's.
 
     Raises:
         ValueError: no chat template, other messages, or a template that does not write the contents as they are.
     """
+    name = type(tokenizer).__name__
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"this {type(tokenizer).__name__} has no chat template; pass the prompt as a text.")
-    contents = [message.get("content") for message in messages]
-    if not all(isinstance(content, str) and content.strip() for content in contents):
+        raise ValueError(f"this {name} has no chat template; pass the prompt as a text.")
+    pairs = [(message.get("role"), message.get("content")) for message in messages]
+    if not all(isinstance(role, str) and isinstance(content, str) and content.strip() for role, content in pairs):
         raise ValueError(f'expected messages such as {{"role": "user", "content": "a text"}}, got {messages!r}.')
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    contents, roles = [str(content).strip() for content in contents], [message["role"] for message in messages]
+    roles, contents = [str(role) for role, _ in pairs], [str(content).strip() for _, content in pairs]
+    end = "continue_final_message" if roles[-1] == ASSISTANT else "add_generation_prompt"
+
+    def written(texts: Sequence[str]) -> str:
+        given = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+        return tokenizer.apply_chat_template(given, tokenize=False, **{end: True})
+
+    # contents may occur in the template too, so their places are found by stand-ins
+    stand_ins = [f"STANDIN{index:05}" for index in range(len(contents))]
+    around = re.split("|".join(stand_ins), written(stand_ins))
+    text, parts = around[0], []
+    for content, after in zip(contents, around[1:], strict=False):
+        parts.append((len(text), len(text) + len(content)))
+        text += content + after
+    if text != written(contents) or len(parts) != len(contents):
+        raise ValueError(f"the chat template of this {name} changes the contents; pass the prompt as a text.")
     spoken = " ".join(f"{role}: {content}" for role, content in zip(roles, contents, strict=True))
-    return Parted(text, _places(text, contents), whole=False, roles=roles, spoken=spoken)
+    return Parted(text, parts, whole=False, roles=roles, spoken=spoken)
 
 
 def segmented(text: str, segments: Segments) -> Parted:
@@ -94,31 +118,34 @@ def segmented(text: str, segments: Segments) -> Parted:
     """
     chat = isinstance(text, Parted) and text.template
     around = text.parts if isinstance(text, Parted) else ((0, len(text)),)
-    roles = None
-    if not isinstance(segments, str):
-        parts: Iterable[tuple[int, int]] = _places(text, list(segments))
-    elif segments == MESSAGES and chat:
-        parts, roles = around, text.roles  # type: ignore[attr-defined]
-    elif segments in PATTERNS:
+    if isinstance(segments, Sequence) and not isinstance(segments, str) and all(isinstance(s, str) for s in segments):
+        parts: Iterable[Place] = _places(text, segments)
+    elif isinstance(segments, str) and segments in PATTERNS:
         parts = chain.from_iterable(_between(text, *place, PATTERNS[segments]) for place in around)
+    elif segments == MESSAGES and chat:
+        parts = around
     else:
         known = ", ".join([*PATTERNS, *[MESSAGES] * chat])
         raise ValueError(f"expected segments {known}, or a list of texts; got {segments!r}.")
+    roles = text.roles if isinstance(text, Parted) and segments == MESSAGES else None
     return Parted(text, parts, whole=True, roles=roles, spoken=text.spoken if chat else None)  # type: ignore[attr-defined]
 
 
-def _places(text: str, contents: Sequence[str]) -> list[tuple[int, int]]:
+def _places(text: str, segments: Sequence[str]) -> list[Place]:
     places, start = [], 0
-    for content in contents:
-        found = text.find(content, start) if content else -1
+    for segment in segments:
+        found = text.find(segment, start) if segment.strip() else -1
         if found < 0:
-            raise ValueError(f"expected {content!r} in the text after the segment before it; it is not there.")
-        start = found + len(content)
+            raise ValueError(f"expected {segment!r} in the text after the segment before it; it is not there.")
+        start = found + len(segment)
         places.append((found, start))
+    if not places:
+        raise ValueError("expected at least one segment, got an empty list.")
     return places
 
 
-def _between(text: str, start: int, end: int, pattern: re.Pattern) -> Iterable[tuple[int, int]]:
+def _between(text: str, start: int, end: int, pattern: re.Pattern) -> Iterable[Place]:
     """The places between matches of a pattern that are not blank."""
-    edges = [start, *chain.from_iterable(match.span() for match in pattern.finditer(text, start, end)), end]
+    gaps = (match.span(match.lastindex) for match in pattern.finditer(text, start, end) if match.lastindex)
+    edges = [start, *chain.from_iterable(gaps), end]
     return ((first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if text[first:last].strip())

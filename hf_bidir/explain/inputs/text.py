@@ -82,7 +82,7 @@ def _words(tokenizer, text: str | list[str], encoding: Any) -> tuple[list[str], 
     last, first, reach = None, 0, 0  # the word of the piece before, from its smallest start to its largest end
     segment = None  # that of the piece before
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
-        part = text.part_at(start, end) if isinstance(text, Parted) and word is not None else None
+        part = text.part_at(start, end, segment) if isinstance(text, Parted) and word is not None else None
         begins = word is None or word != last
         if isinstance(text, Parted) and text.whole and (part is not None or segment is not None):
             begins = part != segment
@@ -96,7 +96,7 @@ def _words(tokenizer, text: str | list[str], encoding: Any) -> tuple[list[str], 
         if word is not None:
             tokens[-1] = _spelling(text, first, reach) if isinstance(text, str) else text[word]
         if isinstance(text, Parted) and text.whole and part is not None:
-            tokens[-1] = text.named(part, tokens[-1])
+            tokens[-1] = text.named(part)
         token_of_piece.append(len(tokens) - 1)
     return tokens, special, token_of_piece
 

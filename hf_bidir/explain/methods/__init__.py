@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
+from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images, units_of
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 from hf_bidir.explain.target import Position, Target, check_position, takes_embedding
 
@@ -104,10 +104,10 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
     return best if best in methods_of(model) and layer is None and head is None else LAYER_DEFAULT
 
 
-def passes_of(model: PreTrainedModel, inputs: Inputs, units: Tensor | None = None) -> int:
-    """The forward passes that erasure takes per text, one for each token or unit (`[rows, length]`, those of the record
-    by default), whatever the number of explained outputs."""
-    units = inputs.units if units is None and isinstance(inputs, Record) else units
+def passes_of(model: PreTrainedModel, inputs: Inputs) -> int:
+    """The forward passes that erasure takes per text, one for each token or segment, whatever the number of explained
+    outputs."""
+    units = units_of(inputs)
     if units is not None:
         return int((units.diff() != 0).sum(-1).max()) + 1
     inputs = inputs.inputs if isinstance(inputs, Record) else inputs

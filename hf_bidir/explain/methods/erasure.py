@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
-from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, leading_tokens, patch_size
+from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, attends_between_tokens, leading_tokens, patch_size
 from hf_bidir.explain.target import Position, Readout, Target, choose_readout, takes_embedding
 
 
@@ -44,7 +44,7 @@ def erasure(
                            mean colour after normalisation.
         chunk_size: number of erased tokens per forward pass.
 
-    The tokens of a segment (`Record.units`) are erased together, except with "token".
+    The tokens of a segment (`SegmentedInputs`) are erased together; "token" refuses segments.
 
     Returns:
         `[batch, length]`, the effect of a segment at its first token; for images one entry per token, special tokens
@@ -59,6 +59,8 @@ def erasure(
     if chunk_size < 1:
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     record = Record.of(model, inputs)
+    if how == "token" and record.units is not None:
+        raise ValueError("erasure-token removes single tokens; use erasure or erasure-mask for segments.")
     asked = len(record.inputs[model.main_input_name])
     record = record if how == "token" else _one_text(record)
     inputs = record.inputs
@@ -66,7 +68,7 @@ def erasure(
         outputs, length = record.read()[0], record.length
         keep, read = record.keep, record.position
         units = torch.arange(length, device=keep.device).expand_as(keep)
-        units = units if record.units is None or how == "token" else record.units.to(keep.device)
+        units = units if record.units is None else record.units.to(keep.device)
         first = units != torch.nn.functional.pad(units[:, :-1], (1, 0), value=-1)
         outputs, shared = (outputs, False) if len(keep) == asked else (_repeated(outputs, asked), True)
         readout = choose_readout(model, outputs, target, position, read)
@@ -101,8 +103,8 @@ def _one_text(record: Record) -> Record:
     same = kind_of(record.model).per_token and all(bool((x == x[:1]).all()) for x in record.inputs.values())
     if not same or record.kept:
         return record
-    units = None if record.units is None else record.units[:1]
-    return Record(record.model, {name: value[:1] for name, value in record.inputs.items()}, units=units)
+    first = {name: value[:1] for name, value in record.inputs.items()}
+    return Record(record.model, first if record.units is None else SegmentedInputs(first, record.units[:1]))
 
 
 def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:

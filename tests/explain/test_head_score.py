@@ -10,6 +10,7 @@ from hf_bidir.explain import explain_head
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import bert, family, pooling, tokenizer
+from tests.explain.test_signed_maps import differential
 
 TEXT = "a good bad film !"
 
@@ -61,6 +62,21 @@ def test_by_default_it_explains_the_strongest_coefficient_of_the_query_that_is_r
     assert found.written == ["query [CLS]", f"key {words[strongest]}"]
 
 
+def test_the_default_query_of_a_masked_language_model_is_the_mask():
+    model = family("BertForMaskedLM", vocab_size=40)
+    assert explain_head(model, tokenizer(), "a [MASK] film", 1, 0).written[0] == "query [MASK]"
+
+
+def test_each_run_of_a_shared_layer_counts():
+    model = family("AlbertForSequenceClassification")
+    assert explain_head(model, tokenizer(), TEXT, 2, 0).explained.startswith("Layer 2, head 0")
+
+
+def test_the_two_scores_of_a_head_of_differential_attention_are_not_taken_for_one():
+    with pytest.raises(ValueError, match="subtracts two maps, each with scores of its own"):
+        explain_head(differential(), tokenizer(), TEXT, 0, 0)
+
+
 def test_words_are_named_as_they_are_printed():
     found = explain_head(bert(), tokenizer(), "film a film", 1, 0, query="film (2 of 2)", key="a")
     assert found.written == ["query film (2 of 2)", "key a"]
@@ -73,6 +89,8 @@ def test_the_command_line_explains_a_head(checkpoint, tmp_path):
     assert (tmp_path / "out/index.html").is_file()
     printed = CliRunner().invoke(app, ["explain", str(checkpoint), TEXT, "--key", "bad"]).output
     assert "--query and --key need --layer and --head" in printed
+    printed = CliRunner().invoke(app, ["explain", str(checkpoint), TEXT, *options, "--target", "positive"]).output
+    assert "leave out target" in printed
 
 
 def test_what_does_not_exist_is_named():
