@@ -15,6 +15,7 @@ _HOMES = {
     "AttentionLog": "hf_bidir.finetune.log_entries",
     "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
+    "bridged": "hf_bidir.checkpoints.bridge",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
     "packed_attention": "hf_bidir.modeling.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",

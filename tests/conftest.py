@@ -14,6 +14,7 @@ if not torch.cuda.is_available():  # then Triton's interpreter runs the kernels,
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 TESTS = Path(__file__).parent
+os.environ.setdefault("NNSIGHT_CONFIG", str(TESTS / "fixtures/nnsight.yaml"))  # it adds no `.save` to every object
 # Folders and files that train, compile, or start processes or a browser, the slowest first. Workers begin with them,
 # so that no long file is left for the end; `make check` leaves them out.
 SLOW = (

@@ -98,7 +98,7 @@ def test_the_python_blocks_of_a_page_run_offline_and_print_what_their_comments_s
     for block in BLOCK.finditer(text):
         if block[3] == "python" and (not block[1] or torch.cuda.is_available()):
             above = text[: block.start(4)].count("\n")  # tracebacks and `printed` then have the page's lines
-            exec(compile("\n" * above + block[4], page, "exec"), namespace)
+            exec(compile("\n" * above + block[4], str(ROOT / page), "exec"), namespace)
     for line, output in printed:
         comment = text.splitlines()[line - 1].partition("  # ")[2]
         assert agrees(comment, output), f"{page}, line {line}: {output!r} was printed, not {comment!r}"

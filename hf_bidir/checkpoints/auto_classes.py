@@ -2,6 +2,8 @@
 
 `AutoConfig.register` takes a class, and there is one for each of some 500 model types. So the dictionaries in which the
 Auto classes keep what was registered are replaced by ones that create a signed class on its first look-up.
+
+Tables of other libraries by model type get the signed types as soon as the library is imported.
 """
 
 import sys
@@ -13,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
+from hf_bidir.modeling.model_types import SIGNED, is_recurrent, is_signed, stock_type
 
 # these have no stock counterpart
 _RECURRENT = ("BidirRnnModel", "BidirRnnForSequenceClassification", "BidirRnnForSeq2SeqLM")
@@ -78,14 +80,23 @@ def _register_heads(modeling_auto: ModuleType) -> None:
             mapping._extra_content = _OnDemand(mapping._extra_content, partial(_head_name, auto))
 
 
-_REGISTER = {
+def _register_types(tables: str, module: ModuleType) -> None:
+    """Give signed types the entries of stock types in the tables whose names begin so."""
+    for name, table in vars(module).items():
+        if name.startswith(tables) and isinstance(table, dict):
+            table.update({SIGNED + kind: entry for kind, entry in table.items() if not is_signed(kind)})
+
+
+_REGISTER: dict[str, Callable[[ModuleType], None]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_heads,
+    "peft.utils": partial(_register_types, "TRANSFORMERS_MODELS_TO_"),  # modules that are adapted by default
+    "liger_kernel.transformers.monkey_patch": partial(_register_types, "MODEL_TYPE_TO_APPLY_LIGER_FN"),
 }
 
 
 class _Registering(MetaPathFinder):
-    """Registers right after the Auto classes are imported, so that `import hf_bidir` imports neither them nor torch."""
+    """Registers right after a module is imported, so that `import hf_bidir` imports neither it nor torch."""
 
     def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name in _REGISTER else None
@@ -102,7 +113,7 @@ class _Registering(MetaPathFinder):
 
 
 def register() -> None:
-    """Register with the Auto classes, now or as soon as they are imported."""
+    """Register now, or as soon as the modules are imported."""
     for name, then in _REGISTER.items():
         if name in sys.modules:
             then(sys.modules[name])

@@ -4,14 +4,15 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 """
 
 import inspect
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from hf_bidir.checkpoints.linear_maps import gradients_through
+from hf_bidir.checkpoints.module_hooks import evaluation_mode, hooked
 from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.interventions import Interventions, graphs
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -149,27 +150,6 @@ def check_attends(model: nn.Module) -> None:
         )
 
 
-@contextmanager
-def hooked(
-    modules: Iterable[nn.Module], *, before: Callable | None = None, after: Callable | None = None
-) -> Iterator[None]:
-    """Inside the context, call `before(module, args, kwargs)` and `after(module, args, kwargs, output)` around forward
-    passes of modules, as torch's hooks with keywords do, in calls from this thread."""
-    with ExitStack() as stack:
-        for module in modules:
-            if before is not None:
-                stack.enter_context(module.register_forward_pre_hook(_here(before), with_kwargs=True))
-            if after is not None:
-                stack.enter_context(module.register_forward_hook(_here(after), with_kwargs=True))
-        yield
-
-
-def _here(hook: Callable) -> Callable:
-    """The hook, with an effect in this thread only; other threads may call the same model meanwhile."""
-    thread = threading.get_ident()
-    return lambda *call: hook(*call) if threading.get_ident() == thread else None
-
-
 def _interpolating(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """The arguments of a call, with interpolation for an unusual size."""
     pixels = kwargs.get("pixel_values", args[0] if args else None)
@@ -185,14 +165,8 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the context, and no compiled graphs, which ignore hooks; restores all modes afterwards.
 
     Inside, a ViT, DeiT or CLIP interpolates its position embeddings for images of another size than the config's, for
-    which it raises an error otherwise. Models such as DINOv2 interpolate without help.
+    which it raises an error otherwise; models such as DINOv2 need no help. Gradients flow through quantised weights.
     """
-    training = [module for module in model.modules() if module.training]
     sized = [model] if INTERPOLATE in inspect.signature(type(model).forward).parameters else []
-    model.eval()
-    try:
-        with graphs.stopped(), hooked(sized, before=_interpolating):
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    with evaluation_mode(model), graphs.stopped(), gradients_through(model), hooked(sized, before=_interpolating):
+        yield

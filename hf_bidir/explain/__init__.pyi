@@ -16,12 +16,14 @@ from hf_bidir.explain.generation import prediction_scores as prediction_scores
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint as load_checkpoint
 from hf_bidir.explain.inputs.image import read_image as read_image
 from hf_bidir.explain.inputs.text import read_text as read_text
+from hf_bidir.explain.looking import explain_head as explain_head
 from hf_bidir.explain.methods import default_method as default_method
 from hf_bidir.explain.methods import token_scores as token_scores
 from hf_bidir.explain.methods.alti import alti as alti
 from hf_bidir.explain.methods.attention import attention_rollout as attention_rollout
 from hf_bidir.explain.methods.attnlrp import integrated_relevance as integrated_relevance
 from hf_bidir.explain.methods.attnlrp import relevance as relevance
+from hf_bidir.explain.methods.chefer import cross_rollout as cross_rollout
 from hf_bidir.explain.methods.chefer import gradient_rollout as gradient_rollout
 from hf_bidir.explain.methods.contributions import contributions as contributions
 from hf_bidir.explain.methods.contributions import edge_contributions as edge_contributions

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
-from hf_bidir.checkpoints.projections import check_differentiable
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
 from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, reads_images, token_positions
 from hf_bidir.modeling.activations import upcast
@@ -171,7 +171,6 @@ class InputFunction:
         `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
         record = Record.of(model, inputs)
-        check_differentiable(model)
         inputs = record.inputs
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
         if one_point and not record.kept and not reads_images(model) and has_head(model):
@@ -204,13 +203,17 @@ class InputFunction:
         return torch.where((first & self.keep_first[:, None])[..., None], self.start, padded)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
+        return self._read(self.run(start, rows), rows)
+
+    def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
+        """The outputs of the model for these input tensors of the rows."""
         inputs = {name: value[rows] for name, value in self.inputs.items()}
         start = start.to(self.start.dtype)  # captum adds noise in single precision
         if start.dim() == 4:
-            return self._read(self.model(**inputs | {"pixel_values": start}, return_dict=True), rows)
+            return self.model(**inputs | {"pixel_values": start}, return_dict=True)
         # no inputs_embeds: some models find padding, or the position to read, by token id
         with hooked([self.model.get_input_embeddings()], after=lambda *_: start.clone()):
-            return self._read(self.model(**inputs, return_dict=True), rows)
+            return self.model(**inputs, return_dict=True)
 
     def _read(self, outputs: ModelOutput, rows: Tensor) -> Tensor:
         if self.readout is None:
@@ -339,15 +342,17 @@ def token_level(model, processor, example: Example, target: Target, position: An
             )
         position = masks[0]
     given = target if isinstance(target, Contrast) else (target,)
-    tokens = [_word_piece(processor, one) if isinstance(one, str) else one for one in given]
+    spaced = not processor.decode(example.inputs["input_ids"][0, -1:])[-1:].isspace()
+    tokens = [_word_piece(processor, one, spaced) if isinstance(one, str) else one for one in given]
     return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
 
 
-def _word_piece(tokenizer, word: str) -> int:
-    """The id of a word as spelled in a text, or of a word piece."""
+def _word_piece(tokenizer, word: str, spaced: bool) -> int:
+    """The id of a word as spelled in a text, after a space if `spaced`, or of a word piece."""
     if not word.strip():
         raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
-    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
+    words = (f" {word.lstrip()}", word) if spaced else (word, f" {word.lstrip()}")
+    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in words]
     for pieces in spellings:
         if len(pieces) == 1 and (pieces[0] != tokenizer.unk_token_id or word == tokenizer.unk_token):
             return pieces[0]

@@ -28,7 +28,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.common.files import PREVIOUS, read_json, write_json
 from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
@@ -49,6 +48,7 @@ from hf_bidir.finetune.record import (
 )
 from hf_bidir.finetune.schedule import check_resumed_schedule, schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
+from hf_bidir.modeling.configuration_bidir import is_softmax
 
 logger = logging.getLogger(__name__)
 

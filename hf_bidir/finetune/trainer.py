@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
-from transformers.utils import is_liger_kernel_available
 
 from hf_bidir.checkpoints.adapters import ADAPTER_WEIGHTS
 from hf_bidir.checkpoints.kinds import divides_by_all_labels
@@ -20,8 +18,6 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 from hf_bidir.finetune.log_entries import LogEntries
 from hf_bidir.finetune.schedule import NegativeMassSchedule
-from hf_bidir.modeling.compat import register_in_tables
-from hf_bidir.modeling.model_types import stock_type
 
 with extra("train"):
     from datasets import Dataset
@@ -68,9 +64,6 @@ class SignedTrainer(Trainer):
         config = self.accelerator.unwrap_model(self.model).config
         if getattr(config, "attn_oriented", None) is not None:
             config.attn_oriented = None
-        if self.args.use_liger_kernel and is_liger_kernel_available():  # before the Trainer looks the type up
-            import_module("liger_kernel.transformers.monkey_patch")
-            register_in_tables(config.model_type, stock_type(config.model_type))
         return super().train(*args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:

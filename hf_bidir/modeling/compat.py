@@ -4,7 +4,6 @@ This file travels with checkpoints, so it runs with versions of transformers tha
 version lacks never stops an import: it has a substitute here, or its user raises an error when it is called.
 """
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -47,10 +46,6 @@ bidirectional_mask_function: Any = _private("bidirectional_mask_function", "mask
 # checkpointing runs again does not see the changes of the forward pass.
 ATTN_IMPLEMENTATION = "_attn_implementation_internal"
 CHECKPOINT_FUNCTION = "_gradient_checkpointing_func"
-TABLES = {  # by module, how the names of its tables begin
-    "peft.utils": "TRANSFORMERS_MODELS_TO_",
-    "liger_kernel.transformers.monkey_patch": "MODEL_TYPE_TO_APPLY_LIGER_FN",
-}
 
 # transformers' flash and flex attention. Since 5.0. Without them, signed layers refuse these implementations.
 _FLASH, _FLEX = "modeling_flash_attention_utils", "integrations.flex_attention"
@@ -78,15 +73,6 @@ def is_kernel(name: str) -> bool:
         function = ALL_ATTENTION_FUNCTIONS[name]
         return (HAS_FLASH and function is flash_attention_forward) or (HAS_FLEX and function is flex_attention_forward)
     return HAS_FLASH and "/" in name and "flash" in name
-
-
-def register_in_tables(signed_type: str, stock_type: str) -> None:
-    """Give a signed model type the entries of its stock type in the tables of peft (modules adapted by default) and
-    Liger (kernels). A library that is not imported yet is left out."""
-    for module, prefix in TABLES.items():
-        for name, table in vars(sys.modules.get(module, object)).items():
-            if name.startswith(prefix) and isinstance(table, dict) and stock_type in table:
-                table.setdefault(signed_type, table[stock_type])
 
 
 def heads_by_auto_class(model_type: str) -> dict[str, str]:

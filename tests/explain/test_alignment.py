@@ -168,7 +168,7 @@ def test_the_command_draws_the_alignment_and_names_the_sources_of_every_word(tmp
 def test_an_encoder_decoder_has_methods_of_its_own():
     model = model_of()
     assert explain(model, TOKENIZER, TEXT).summary() == align(model, TOKENIZER, TEXT).summary()
-    told = "Seq2SeqLM is explained by contributions or attnlrp; got the method 'erasure'"
+    told = "Seq2SeqLM is explained by contributions or attnlrp or chefer; got the method 'erasure'"
     with pytest.raises(ValueError, match=told):
         explain(model, TOKENIZER, TEXT, "erasure")
     with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
@@ -186,3 +186,19 @@ def test_the_grid_has_a_row_per_generated_word_and_a_panel_per_unit():
     assert sorted(text.get_text() for text in panel.texts) == ["+", "+", "−"]
     with pytest.raises(ValueError, match=r"expected values \[written, source\] = \(2, 3\)"):
         alignment_grid(["x", "y"], ["a", "b", "c"], {"a": np.zeros((3, 2))})
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_gradient_weighted_attention_traces_an_encoder_decoder_through_all_its_layers(name):
+    model = cross_model(name)
+    found = align(model, TOKENIZER, TEXT, method="chefer")
+    relevance, contribution = (next(iter(one.scores.values())) for one in (found, align(model, TOKENIZER, TEXT)))
+    assert relevance.shape == contribution.shape
+    assert (relevance > 0).any()
+    assert (relevance < 0).any()
+    assert not torch.allclose(relevance, contribution)
+
+
+def test_a_recurrent_model_has_no_layers_to_trace(model):
+    with pytest.raises(ValueError, match="chefer needs attention between tokens; BidirRnnForSeq2SeqLM has none"):
+        align(model, TOKENIZER, TEXT, method="chefer")

@@ -53,6 +53,24 @@ if trainer.is_world_process_zero():
     open(f"{folder}/losses{world}.json", "w").write(json.dumps(losses))
 """
 
+DIVIDE = """
+import sys
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+import hf_bidir
+
+ids = torch.load(sys.argv[1] + "/ids.pt")
+for name in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(f"{sys.argv[1]}/{name}", tp_plan="auto").eval()
+    assert isinstance(model.model.layers[0].self_attn.q_proj.weight, DTensor)
+    with torch.no_grad():
+        outputs = model(ids, output_attentions=True)
+    rank = torch.distributed.get_rank()
+    torch.save((outputs.logits, outputs.attentions[0]), f"{sys.argv[1]}/{name}{rank}.pt")
+"""
+BY_HEAD = [[0.0, 0.1, 0.9, 1.0], [1.0, 0.0, 0.3, 0.6]]
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
@@ -99,7 +117,7 @@ def test_accumulated_batches_learn_what_one_batch_learns(alone, texts, tmp_path)
 
 def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_path, monkeypatch):
     pytest.importorskip("transformers.distributed.fsdp")  # in recent versions
-    signed(stock_model("llama"), negative_mass=0.7).save_pretrained(tmp_path / "base")
+    signed(stock_model("llama"), BY_HEAD).save_pretrained(tmp_path / "base")
     script = tmp_path / "shard.py"
     script.write_text(SHARD)
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
@@ -113,3 +131,22 @@ def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_p
     assert len({tuple(sorted(path.name for path in folder.glob("*.py"))) for folder in folders}) == 1
     config = json.loads((tmp_path / "saved2/config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
+
+
+def test_tensor_parallelism_gives_each_process_the_negative_masses_of_its_heads(tmp_path):
+    pytest.importorskip("transformers.distributed.tensor_parallel")  # in recent versions
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+    torch.save(ids, tmp_path / "ids.pt")
+    models = {"softmax": signed(stock_model("llama"), 0.0), "by_head": signed(stock_model("llama"), BY_HEAD)}
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+    script = tmp_path / "divide.py"
+    script.write_text(DIVIDE)
+    together("torchrun", script, tmp_path, *models)
+    for name, model in models.items():
+        with torch.no_grad():
+            whole = model(ids, output_attentions=True)
+        logits, coefficients = zip(*(torch.load(tmp_path / f"{name}{rank}.pt") for rank in (0, 1)), strict=True)
+        for found in logits:
+            torch.testing.assert_close(found, whole.logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.cat(coefficients, 1), whole.attentions[0], atol=1e-4, rtol=0)

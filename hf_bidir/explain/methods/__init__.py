@@ -104,8 +104,12 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
     return best if best in methods_of(model) and layer is None and head is None else LAYER_DEFAULT
 
 
-def passes_of(model: PreTrainedModel, inputs: Inputs) -> int:
-    """The forward passes that erasure takes per text, one for each token, whatever the number of explained outputs."""
+def passes_of(model: PreTrainedModel, inputs: Inputs, units: Tensor | None = None) -> int:
+    """The forward passes that erasure takes per text, one for each token or unit (`[rows, length]`, those of the record
+    by default), whatever the number of explained outputs."""
+    units = inputs.units if units is None and isinstance(inputs, Record) else units
+    if units is not None:
+        return int((units.diff() != 0).sum(-1).max()) + 1
     inputs = inputs.inputs if isinstance(inputs, Record) else inputs
     main = inputs.get(model.main_input_name) if isinstance(inputs, Mapping) else None
     return main.shape[-1] if isinstance(main, Tensor) else 1

@@ -1,0 +1,131 @@
+"""Conversations, and segments of a text that get one score each."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from hf_bidir.checkpoints.convert import signed
+from hf_bidir.cli import app
+from hf_bidir.explain import explain, read_text
+from hf_bidir.explain.inputs.parts import conversation, segmented
+from tests.explain.conftest import bert, tokenizer
+from tests.tiny_models import stock_model
+
+CARD = Path(__file__).parents[2] / "model_cards/imdb-lm-tanhmax"
+TEXT = "a good film . un believ ! bad film ."
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Was it good? I ask twice."}]
+TEMPLATE = (
+    "{% for m in messages %}{{ eos_token }}{{ m.role }}\n{{ m.content | trim }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ eos_token }}assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer():
+    found = AutoTokenizer.from_pretrained(CARD)
+    found.chat_template = TEMPLATE
+    return found
+
+
+@pytest.fixture(scope="module")
+def chat_model(chat_tokenizer):
+    return signed(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 1.0)
+
+
+def test_the_words_of_a_sentence_or_a_paragraph_are_one_token():
+    words = read_text(tokenizer(), segmented(TEXT, "sentences"), 20).tokens
+    assert words == ["[CLS]", "a good film .", "un believ !", "bad film .", "[SEP]"]
+    words = read_text(tokenizer(), segmented("a film\n\na bad\n one", "paragraphs"), 20).tokens
+    assert words == ["[CLS]", "a film", "a bad\n one", "[SEP]"]
+
+
+def test_given_segments_are_tokens_between_the_words_of_the_rest():
+    words = read_text(tokenizer(), segmented(TEXT, ["good film", "bad film ."]), 20).tokens
+    assert words == ["[CLS]", "a", "good film", ".", "un", "believ", "!", "bad film .", "[SEP]"]
+    with pytest.raises(ValueError, match="expected 'good' in the text after the segment before it"):
+        segmented(TEXT, ["bad", "good"])
+    with pytest.raises(ValueError, match="sentences, paragraphs, or a list of texts; got 'chapters'"):
+        segmented(TEXT, "chapters")
+
+
+def test_erasure_removes_a_segment_as_a_whole():
+    model = bert(negative_mass=0.0)
+    found = explain(model, tokenizer(), TEXT, "erasure-mask", target=1, segments="sentences")
+    inputs = tokenizer()(TEXT, return_tensors="pt")
+    whole = model(**inputs).logits[0, 1]
+    kept = torch.ones_like(inputs["attention_mask"])
+    kept[0, 1:5] = 0  # the first sentence
+    without = model(**inputs | {"attention_mask": kept}).logits[0, 1]
+    torch.testing.assert_close(found.scores[1], (whole - without).detach())
+
+
+def test_other_scores_of_a_segment_are_the_sum_over_its_words():
+    model = bert()
+    words, sentences = (
+        explain(model, tokenizer(), TEXT, "contributions", segments=kind).scores for kind in (None, "sentences")
+    )
+    torch.testing.assert_close(sentences[1:4], torch.stack([words[1:5].sum(), words[5:8].sum(), words[8:11].sum()]))
+
+
+def test_segments_of_a_text_in_several_windows_are_erased_in_each():
+    model = bert()
+    found = explain(model, tokenizer(), f"{TEXT} {TEXT}", "erasure", segments="sentences")
+    assert len(found.scores) == 8
+    assert found.scores.isfinite().all()
+    assert any("overlapping windows" in note for note in found.notes)
+
+
+def test_a_conversation_has_the_tokens_of_its_chat_template_and_its_markup_is_special(chat_tokenizer):
+    example = read_text(chat_tokenizer, conversation(chat_tokenizer, QUESTION), 100)
+    expected = chat_tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert example.inputs["input_ids"][0].tolist() == expected
+    shown = "".join(word for word, special in zip(example.tokens, example.special, strict=True) if not special)
+    assert shown == "Bebrief.Wasitgood?Iasktwice."
+
+
+def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages")
+    assert found.shown(found.scores)[0] == ["system: Be brief.", "user: Was it good? I ask twice."]
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="sentences")
+    assert found.shown(found.scores)[0] == ["Be brief.", "Was it good?", "I ask twice."]
+
+
+def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
+    scores = next(iter(found.scores.values()))
+    assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
+    assert "user: Was it good? I ask twice." in found.source
+    assert scores.shape == (len(found.written), len(found.source))
+    assert scores.isfinite().all()
+    assert (scores[-1] != 0).sum() > 5
+
+
+def test_a_target_after_the_template_is_spelled_without_a_space(chat_model, chat_tokenizer):
+    after_template = explain(chat_model, chat_tokenizer, QUESTION, "contributions", target="The").target
+    after_a_word = explain(chat_model, chat_tokenizer, "The film was", "contributions", target="The").target
+    assert [chat_tokenizer.decode([token]) for token in (after_template, after_a_word)] == ["The", " The"]
+
+
+def test_messages_are_refused_without_a_chat_template_and_without_contents(chat_tokenizer):
+    with pytest.raises(ValueError, match="has no chat template; pass the prompt as a text"):
+        conversation(tokenizer(), QUESTION)
+    with pytest.raises(ValueError, match="expected messages such as"):
+        conversation(chat_tokenizer, [{"role": "user", "text": "x"}])
+
+
+def test_the_command_line_explains_a_message_or_a_file_of_messages(chat_model, chat_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in (chat_model, chat_tokenizer):
+        part.save_pretrained("chat")
+    (tmp_path / "question.json").write_text(json.dumps(QUESTION))
+    for given, expected in (("Was it good?", "user: Was it good?"), ("question.json", "system: Be brief.")):
+        options = ["--chat", "--segments", "messages", "--method", "erasure"]
+        result = CliRunner().invoke(app, ["explain", "chat", given, *options], catch_exceptions=False)
+        assert expected in result.output
+    (tmp_path / "question.json").write_text("{}")
+    result = CliRunner().invoke(app, ["explain", "chat", "question.json", "--chat"])
+    assert "expected a list of messages" in result.output

@@ -1,0 +1,172 @@
+"""Libraries that their users already use take a signed model as they take a stock one."""
+
+import sys
+
+import pytest
+import torch
+from nnsight import NNsight, save
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
+
+import hf_bidir
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from tests.processes import run_python
+from tests.tiny_models import SHAPE, TEXT, random_model, stock_model, word_tokenizer
+
+MASSES = [0.5, [1.0, 0.0, 0.3, 0.6]]  # of two layers with four heads
+IDS = torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def signed_model(family):
+    """A signed model whose layers and heads have different negative masses."""
+    stock = random_model("BertForMaskedLM", **SHAPE | TEXT) if family == "bert" else stock_model(family)
+    return hf_bidir.signed(stock, MASSES)
+
+
+def without_head_2(coefficients):
+    edited = coefficients.clone()
+    edited[:, 2] = 0
+    return edited
+
+
+@pytest.fixture(params=["gpt2", "llama", "bert"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def bridge(family):
+    return hf_bidir.bridged(signed_model(family), word_tokenizer())
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with torch.no_grad():
+        yield
+
+
+def test_a_bridge_of_transformer_lens_keeps_the_logits_and_caches_the_signed_coefficients(family, bridge):
+    expected = signed_model(family)(IDS, output_attentions=True)
+    logits, cache = bridge.run_with_cache(IDS)
+    torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-4)
+    for layer, coefficients in enumerate(expected.attentions):
+        torch.testing.assert_close(cache[f"blocks.{layer}.attn.hook_pattern"], coefficients, rtol=0, atol=1e-5)
+    assert cache["blocks.0.attn.hook_pattern"].min() < -0.01
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_an_edit_of_hook_pattern_changes_the_logits_as_an_edit_of_the_signed_model_does(family, bridge):
+    model = signed_model(family)
+    with edited_coefficients(model.base_model.h[1] if family == "gpt2" else model.model.layers[1], without_head_2):
+        expected = model(IDS).logits
+    hooks = [("blocks.1.attn.hook_pattern", lambda pattern, hook: without_head_2(pattern))]
+    torch.testing.assert_close(bridge.run_with_hooks(IDS, fwd_hooks=hooks), expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(expected, model(IDS).logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("family", ["llama"])
+def test_a_bridge_drops_padding_generates_and_computes_softmax_as_the_signed_model_does(family, bridge):
+    model, keep = signed_model(family), torch.ones_like(IDS)
+    keep[1, 4:] = 0
+    padded = bridge(IDS, attention_mask=keep)[1, :4]
+    torch.testing.assert_close(padded, model(IDS, attention_mask=keep).logits[1, :4], rtol=0, atol=1e-4)
+    greedy = {"max_new_tokens": 4, "do_sample": False}
+    made = bridge.generate(IDS[:1], **greedy, use_past_kv_cache=False, return_type="tokens", verbose=False)
+    assert torch.equal(made, model.generate(IDS[:1], **greedy))
+    with hf_bidir.softmax(bridge.original_model):
+        torch.testing.assert_close(bridge(IDS), stock_model(family)(IDS).logits, rtol=0, atol=1e-4)
+
+
+def test_compatibility_mode_keeps_the_prediction_also_of_a_model_with_value_biases(family, bridge):
+    model = signed_model(family)
+    for name, bias in model.named_parameters():
+        if name.endswith("bias"):
+            bias.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    bridge = hf_bidir.bridged(model, word_tokenizer())
+    expected = bridge(IDS).log_softmax(-1)
+    bridge.enable_compatibility_mode()
+    torch.testing.assert_close(bridge(IDS).log_softmax(-1), expected, rtol=0, atol=1e-4)
+
+
+def test_the_bridge_refuses_what_would_become_softmax(tmp_path):
+    with pytest.raises(ValueError, match="is not signed"):
+        hf_bidir.bridged(stock_model("gpt2"))
+    stock_model("gpt2").save_pretrained(tmp_path)
+    model = hf_bidir.signed(AutoModelForCausalLM.from_pretrained(tmp_path))
+    with pytest.raises(ValueError, match="Could not determine supported architecture"):
+        TransformerBridge.boot_transformers("any", hf_model=model)
+
+
+def test_a_trace_of_nnsight_reads_and_edits_the_coefficients_of_a_layer():
+    model = signed_model("gpt2")
+    expected, layer = model(IDS, output_attentions=True), model.transformer.h[1]
+    with edited_coefficients(layer, without_head_2):
+        edited = model(IDS).logits
+    model.set_attn_implementation("eager")
+    traced = NNsight(model)
+    with traced.trace(IDS):
+        coefficients = save(traced.transformer.h[0].attn.output[1])
+        logits = save(traced.output.logits)
+    torch.testing.assert_close(coefficients, expected.attentions[0])
+    torch.testing.assert_close(logits, expected.logits)
+    with traced.trace(IDS):
+        call = traced.transformer.h[1].attn.source.attention_interface_1
+        (_, _, _, value, _), _ = call.inputs
+        changed = without_head_2(call.output[1])
+        call.output = ((changed @ value).transpose(1, 2), changed)
+        logits = save(traced.output.logits)
+    torch.testing.assert_close(logits, edited)
+    with edited_coefficients(layer, without_head_2), traced.trace(IDS):
+        logits = save(traced.output.logits)
+    torch.testing.assert_close(logits, edited)
+
+
+LIGER = """
+import sys
+from hf_bidir import signed
+from transformers.integrations.liger import apply_liger_kernel  # which a Trainer calls with use_liger_kernel=True
+from tests.tiny_models import stock_model
+
+for model in (signed(stock_model("llama")), stock_model("llama")):  # in memory before Liger is imported
+    apply_liger_kernel(model, None)
+    print([name for name, module in model.named_modules() if "Liger" in module.extra_repr() + module._get_name()])
+    print(model.forward.__qualname__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Liger needs Triton")
+def test_liger_replaces_in_a_signed_model_what_it_replaces_in_the_stock_one():
+    signed, forward, *stock = run_python(LIGER, TRITON_INTERPRET="1").splitlines()
+    assert [signed, forward] == stock
+    assert "model.norm" in signed
+    assert forward == "lce_forward"
+
+
+def test_a_model_of_which_accelerate_keeps_a_layer_on_disk_computes_the_same(tmp_path):
+    model = signed_model("llama")
+    model.save_pretrained(tmp_path / "model")
+    expected = model(IDS, output_attentions=True)
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    places["model.layers.1"] = "disk"
+    placed = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk"
+    )
+    assert placed.model.layers[1].self_attn.q_proj.weight.device.type == "meta"
+    found = placed(IDS, output_attentions=True)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.attentions[1], expected.attentions[1])
+    with hf_bidir.softmax(placed):
+        assert torch.equal(placed(IDS).logits, stock_model("llama")(IDS).logits)
+
+
+def test_transformers_serve_loads_a_class_that_is_an_attribute_of_transformers(tmp_path, monkeypatch):
+    for part in (signed_model("llama"), word_tokenizer()):
+        part.save_pretrained(tmp_path)
+    serving = pytest.importorskip("transformers.cli.serving.model_manager")  # in recent versions
+    manager = serving.ModelManager(device="cpu", trust_remote_code=True)
+    with pytest.raises(AttributeError, match="no attribute BidirLlamaForCausalLM"):
+        manager.load_model_and_processor(f"{tmp_path}@main")
+    monkeypatch.setattr(serving.transformers, "BidirLlamaForCausalLM", hf_bidir.BidirLlamaForCausalLM, raising=False)
+    model, _ = manager.load_model_and_processor(f"{tmp_path}@main")
+    assert torch.equal(model(IDS).logits, signed_model("llama")(IDS).logits)
