@@ -71,17 +71,17 @@ class BidirMixin(_Stock):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
-        layers, masses = signed_layers(self), self.config.attn_negative_mass
-        whole = getattr(layers[0], "signed_count", 1) if layers else 0
-        if isinstance(masses, list) and whole != len(layers):
-            raise ValueError(
-                f"this {type(self).__name__} has {len(layers)} of the {whole} layers that attn_negative_mass lists; "
-                "save the whole model."
-            )
-        if isinstance(masses, list) and layers:  # a later transformers may list the layers in another order
-            self.config.attn_layers = layer_names(self, layers)
-        with _named_like_its_base(type(self)):
-            return super().save_pretrained(*args, **kwargs)
+        layers, config = signed_layers(self), self.config
+        if isinstance(config.attn_negative_mass, list) and layers:
+            # of the layers that are left; with their names, because a later transformers may list them in another order
+            masses = [config.attn_negative_mass[layer.signed_index] for layer in layers]
+            self.config = copy.copy(config)
+            vars(self.config).update(attn_negative_mass=masses, attn_layers=layer_names(self, layers))
+        try:
+            with _named_like_its_base(type(self)):
+                return super().save_pretrained(*args, **kwargs)
+        finally:
+            self.config = config
 
     def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
         super()._set_gradient_checkpointing(*args, **kwargs)

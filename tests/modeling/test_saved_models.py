@@ -211,6 +211,16 @@ def test_a_part_is_saved_as_the_class_that_it_is_and_computes_the_same_from_its_
     assert torch.equal(*states)
 
 
+def test_a_model_from_which_layers_were_removed_is_saved_with_the_masses_of_those_left(tmp_path):
+    model = hf_bidir.signed(stock_model("bert", num_hidden_layers=3), [0.0, 0.5, [1.0, 0.2, 0.0, 0.7]])
+    model.bert.encoder.layer = model.bert.encoder.layer[::2]
+    model.config.num_hidden_layers = 2
+    model.save_pretrained(tmp_path)
+    loaded = BidirBertForSequenceClassification.from_pretrained(tmp_path)
+    assert loaded.config.attn_negative_mass == [0.0, [1.0, 0.2, 0.0, 0.7]]
+    assert torch.equal(loaded(**inputs_of("bert")).logits, model(**inputs_of("bert")).logits)
+
+
 def test_a_model_type_with_the_classes_of_another_keeps_its_own_checkpoint_keys(tmp_path):
     if not hasattr(transformers, "ExaoneConfig"):
         pytest.skip("this version of transformers has no type of Llama's classes with keys of its own")
