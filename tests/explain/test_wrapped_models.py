@@ -69,6 +69,7 @@ def test_gradients_flow_through_weights_that_multiply_8_bit_numbers():
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_model_loaded_by_bitsandbytes_is_explained_like_one_with_its_rounded_weights(bits, tmp_path):
+    pytest.importorskip("bitsandbytes")  # in no extra: peft imports it wherever it is, and it writes a warning then
     stock_model("llama", hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
     rounding = BitsAndBytesConfig(**{f"load_in_{bits}bit": True}, bnb_4bit_quant_type="nf4")
     load = partial(AutoModelForCausalLM.from_pretrained, tmp_path, dtype=torch.float32)
