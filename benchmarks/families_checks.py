@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.kinds import special_tokens
-from hf_bidir.checkpoints.layer_hooks import hooked
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import modeling_bidir
 from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS, attention_outside

@@ -12,6 +12,7 @@ from hf_bidir.common.errors import did_you_mean
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AttentionLog": "hf_bidir.finetune.log_entries",
     "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
     "bridged": "hf_bidir.checkpoints.bridge",

@@ -4,7 +4,8 @@
 
 Copies `attention.py`, `packed_attention.py` and the files that they import beside the kernel's own __init__.py, where
 `kernel-builder` expects sources, and into build/torch-cuda and build/torch-cpu with their metadata: Triton and torch
-code needs no compiler. Neither the copies nor build/ are in git.
+code needs no compiler. The tilings of `fused_tilings.py` become tilings.json, which the kernel reads, so that those of
+another GPU can be added to the repository. Neither the copies nor build/ are in git.
 """
 
 import base64
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import hf_bidir
 from hf_bidir.common.files import with_imports
+from hf_bidir.modeling.fused_tilings import TILINGS
 
 try:
     import tomllib
@@ -24,7 +26,6 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).parents[1]
 MODELING, KERNEL = ROOT / "hf_bidir/modeling", ROOT / "kernels/signed-attention"
-CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]  # Triton's matrix products in bf16
 
 
 def main() -> None:
@@ -33,7 +34,8 @@ def main() -> None:
 
 def build(kernel: Path) -> Path:
     """Copy the sources and write every variant of a kernel folder; returns the folder."""
-    general = tomllib.loads((kernel / "build.toml").read_text(encoding="utf-8"))["general"]
+    settings = tomllib.loads((kernel / "build.toml").read_text(encoding="utf-8"))
+    general = settings["general"]
     module = general["name"].replace("-", "_")
     sources = kernel / "torch-ext" / module
     for copied in set(sources.glob("*.py")) - {sources / "__init__.py"}:  # some may have another name since
@@ -44,19 +46,22 @@ def build(kernel: Path) -> Path:
         f'"""The version of hf_bidir that the kernel was made from."""\n\nVERSION = "{hf_bidir.__version__}"\n',
         encoding="utf-8",
     )
+    lines = ",\n".join(f'  "{name}": {list(tiling)}' for name, tiling in TILINGS.items())
+    (sources / "tilings.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     with tempfile.TemporaryDirectory(dir=kernel, prefix=".build-") as scratch:
         for backend in general["backends"]:
-            write_variant(sources, Path(scratch, "build", f"torch-{backend}"), general, backend)
+            write_variant(sources, Path(scratch, "build", f"torch-{backend}"), settings, backend)
         if (kernel / "build").exists():
             (kernel / "build").rename(Path(scratch, "replaced"))
         Path(scratch, "build").rename(kernel / "build")
     return kernel
 
 
-def write_variant(sources: Path, folder: Path, general: dict, backend: str) -> None:
+def write_variant(sources: Path, folder: Path, settings: dict, backend: str) -> None:
     """The files of one variant, with the metadata that the kernels library reads before it imports them."""
     shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    files = {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    general, archs = settings["general"], settings["torch-noarch"]["cuda_capabilities"]
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     digests = {name: hashlib.sha256(content) for name, content in files.items()}
     whole = hashlib.sha256("".join(digest.hexdigest() for digest in digests.values()).encode()).hexdigest()
     metadata = {
@@ -67,7 +72,7 @@ def write_variant(sources: Path, folder: Path, general: dict, backend: str) -> N
         "license": general["license"],
         "source": general["source"],
         "python-depends": [],
-        "backend": {"type": backend} | ({"archs": CUDA_ARCHITECTURES} if backend == "cuda" else {}),
+        "backend": {"type": backend} | ({"archs": archs} if backend == "cuda" else {}),
         "digest": {
             "algorithm": "sha256",
             "files": {name: base64.b64encode(digest.digest()).decode() for name, digest in digests.items()},

@@ -2,27 +2,36 @@
 
 import base64
 from collections.abc import Iterable
-from functools import lru_cache
 from html import escape
 from pathlib import Path
 
 import gradio as gr
+from models import (
+    ACTIVATIONS,
+    DEFAULT,
+    EXAMPLES,
+    LONGEST,
+    NO_IMAGE,
+    NO_TEXT,
+    PREDICTED,
+    counterpart_of,
+    examples_of,
+    explanations,
+    loaded,
+    offered_models,
+    takes_head,
+    takes_images,
+)
 from pictures import SELECT, alignment, coefficients, grids, meaning, pictures
-from transformers import PreTrainedModel
+from tools import add_tools
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain import METHODS, load_checkpoint
-from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import default_method, methods_of
 from hf_bidir.explain.result import Alignment, Explanation
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = HERE / "examples"  # a folder of images per data set
-ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
-LONGEST, LARGEST = 2000, "10mb"  # letters of a text, size of an image file
+LARGEST = "10mb"  # size of an image file
 KEPT = 3600  # seconds until an upload is deleted
-LOADED = 4  # maximum checkpoints in memory
-DEFAULT, PREDICTED = "the default", "the prediction"  # as a method or a target, in place of a name
 SIGNED_ATTENTION = "signed-attention"  # the method whose scores are the coefficients
 LAUNCH = {
     "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
@@ -30,13 +39,8 @@ LAUNCH = {
     "max_file_size": LARGEST,
     "allowed_paths": [str(EXAMPLES)],
     "footer_links": ["gradio", "settings"],
+    "mcp_server": True,  # serves tools.py
 }
-SENTENCES = (
-    "a warm and funny film with a weak ending",  # the models that the page opens with agree on it
-    "the plot is dull, but the actors are wonderful",
-    "not a bad film at all",
-)
-PROMPTS = ("The acting was terrible and the story was", "This is one of the best", "I did not like the")
 INTRODUCTION = """# Signed attention
 Softmax attention can only add what it attends to. Signed attention (TanhMax) can also subtract it. Choose a model and
 an input: you see what **supports each model's own prediction (red)** and what **opposes it (blue)**, for the signed
@@ -44,54 +48,9 @@ model and its softmax counterpart, on one colour scale. Click a head to see it a
 SIDE = ("column", "title", "picture", "heads")  # components of one model
 OUTPUTS = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
 CHOICES = ("text", "image", "examples", "method", "target", "chosen")
-NO_TEXT = "There is nothing to explain yet: type a text."
 Properties = dict[str, dict]  # component properties by name
 SHOWN, GONE = {"visible": True}, {"visible": False}
 HIDDEN = {name: GONE if name.startswith("column") else {"value": ""} for name in OUTPUTS[2:]}
-
-
-def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
-    """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
-    path = Path(checkpoint)
-    for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
-        head, found, tail = path.name.rpartition(one)
-        if found:
-            named = [name for name in checkpoints if Path(name).name == head + other + tail]
-            return next((name for name in named if Path(name).parent == path.parent), next(iter(named), None))
-    return None
-
-
-def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
-    """Label and checkpoint of every choice: the signed one of each pair, and those without a counterpart."""
-    offered = []
-    for checkpoint in checkpoints:
-        name, other = Path(checkpoint).name, counterpart_of(checkpoint, checkpoints)
-        if other and "softmax" in name and counterpart_of(other, checkpoints) == checkpoint:
-            continue
-        offered.append((name.replace("-tanhmax", "") if other else name, checkpoint))
-    return offered
-
-
-@lru_cache(LOADED)
-def loaded(checkpoint: str) -> tuple[PreTrainedModel, object]:
-    return load_checkpoint(checkpoint)
-
-
-def takes_images(checkpoint: str) -> bool:
-    return loaded(checkpoint)[0].main_input_name == "pixel_values"
-
-
-def examples_of(checkpoint: str) -> list[str]:
-    """Texts, or image files."""
-    model, processor = loaded(checkpoint)
-    if takes_images(checkpoint):
-        fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
-        return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
-    if not kind_of(model).names_tokens:
-        return list(SENTENCES)
-    if "MaskedLM" in type(model).__name__:
-        return [f"The film was {processor.mask_token} and I loved it."]
-    return list(PROMPTS)
 
 
 def page(checkpoints: list[str]) -> gr.Blocks:
@@ -122,6 +81,7 @@ def page(checkpoints: list[str]) -> gr.Blocks:
                         parts |= _side(side, first)
         parts["chosen"] = gr.State(first["chosen"])
         _connect(checkpoints, model, go, parts)
+        add_tools(checkpoints)
     return blocks
 
 
@@ -243,7 +203,7 @@ def explained(
         images = takes_images(checkpoint)
         given = image if images else f" {(text or '').strip()[:LONGEST]}"
         if not given or not given.strip():
-            return refused("There is nothing to explain yet: upload an image." if images else NO_TEXT)
+            return refused(NO_IMAGE if images else NO_TEXT)
         sides = explained_sides(names, given, method, target, chosen)
     except (ValueError, OSError) as error:
         reason = str(error)
@@ -252,31 +212,13 @@ def explained(
 
 
 def explained_sides(names: list[str], given: str, method: str, target: str, chosen: list[int] | None) -> Properties:
-    """Each model's explanation, drawn on common scales; where predictions differ, both are of the first model's."""
-    where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
-    if chosen:  # by contributions, as on the command line, where the method takes all heads together
-        where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
-    found = [explain_checkpoint(loaded(name), given, traced=(), **where) for name in names]
+    """Each model's explanation, drawn on common scales."""
+    found, aims, verdict = explanations(names, given, method, target, chosen)
     if isinstance(found[0], Alignment):
         return _properties(_titles(names, found), map(alignment, found), [""] * len(names))
-    aims, verdict = [f"“{target}”"] * len(names), ""
-    if target == PREDICTED:
-        aims = ["y" if one.target is None else "its own prediction" for one in found]
-        own = list(map(predicted_class, names, found))
-        if len(set(own)) > 1:
-            found[1] = explain_checkpoint(loaded(names[1]), given, traced=(), **where | {"target": own[0]})
-            aims[1] = f"“{own[0]}”, which the first model predicts"
-            verdict = f"The models differ; both are explained for “{own[0]}”."
-        elif own[0] and len(names) > 1:
-            verdict = f"Both models predict “{own[0]}”."
     drawn = pictures(found, list(map(meaning, found, aims)))
     asked = default_method(loaded(names[0])[0]) if method == DEFAULT else method
     return _properties(_titles(names, found, verdict), _under_coefficients(found, drawn), grids(found, asked))
-
-
-def takes_head(method: str) -> bool:
-    """Whether a method of the page explains a single head; the default one explains all, whatever its name."""
-    return method != DEFAULT and METHODS[method].takes_head
 
 
 def _under_coefficients(found: list[Explanation], drawn: list[str]) -> list[str]:
@@ -288,14 +230,6 @@ def _under_coefficients(found: list[Explanation], drawn: list[str]) -> list[str]
         return drawn
     pairs = zip(coefficients(found), drawn, strict=True)
     return [f"<h4>Coefficients</h4>{above}<h4>{one.method.capitalize()}</h4>{picture}" for above, picture in pairs]
-
-
-def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
-    """The class that a classifier predicts and that was explained; None for other models."""
-    model = loaded(checkpoint)[0]
-    if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
-        return None
-    return None if explanation.target is None else model.config.id2label[explanation.target]
 
 
 def refused(reason: str) -> Properties:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
-from hf_bidir.checkpoints.projections import Features, largest_change, projections, weight_of
+from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.projections import Features, largest_change, projections
 
 TOLERANCE = 1e-3  # largest accepted relative change of softmax outputs
 

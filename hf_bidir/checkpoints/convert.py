@@ -30,9 +30,10 @@ from hf_bidir.checkpoints.reading import (
     stock_head,
 )
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
-from hf_bidir.checkpoints.signing import is_softmax, signed, unsigned
+from hf_bidir.checkpoints.signing import signed, unsigned
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
 from hf_bidir.common.files import PREVIOUS, RECORD
+from hf_bidir.modeling.configuration_bidir import is_softmax
 from hf_bidir.modeling.model_types import is_signed
 
 logger = logging.getLogger(__name__)
@@ -97,11 +98,13 @@ def signed_model(
     weights: str | Path | None = None,
     partial: bool = False,
     dtype: torch.dtype | str = "auto",
+    quantised: bool = False,
 ) -> tuple[PreTrainedModel, list, float]:
     """A softmax checkpoint as a signed model in memory, with its tokenizer and processors if any, and the largest
-    difference of an output on random input; arguments and errors as in `convert_checkpoint`."""
+    difference of an output on random input; quantised weights pass with `quantised`. Other arguments and errors as in
+    `convert_checkpoint`."""
     attention: dict[str, Any] = {"attn_activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
-    model, processors, source_outputs = _read_source(source, weights, dtype, attention)
+    model, processors, source_outputs = _read_source(source, weights, dtype, attention, quantised)
     inputs = random_inputs(model)
     before = source_outputs(inputs)
     signed(model, **attention)
@@ -201,7 +204,11 @@ def _sentence_folder(source: str | Path | nn.Module) -> SentenceFolder | None:
 
 
 def _read_source(
-    source: str | Path | nn.Module, weights: str | Path | None, dtype: torch.dtype | str, attention: dict[str, Any]
+    source: str | Path | nn.Module,
+    weights: str | Path | None,
+    dtype: torch.dtype | str,
+    attention: dict[str, Any],
+    quantised: bool,
 ) -> tuple[PreTrainedModel, list, Callable[[dict[str, Tensor]], list[Tensor]]]:
     """The stock model, its tokenizer and processors, and a function that computes the source's outputs."""
     if _is_timm(source):
@@ -213,7 +220,8 @@ def _read_source(
     sentences = sentence_folder(source)
     source = sentences.transformer if sentences else source
     config = read_config(source)
-    check_full_precision(config, source, "converted")
+    if not quantised:
+        check_full_precision(config, source, "converted")
     if is_signed(config.model_type):
         advice = "convert a softmax checkpoint, or raise λ of this one by healing it (--heal) or in its config"
         if config.attn_activation == "softmax":

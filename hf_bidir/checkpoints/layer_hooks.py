@@ -4,18 +4,21 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 """
 
 import inspect
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from hf_bidir.checkpoints.linear_maps import gradients_through
+from hf_bidir.checkpoints.module_hooks import evaluation_mode, hooked
 from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.interventions import Interventions, graphs
 from hf_bidir.modeling.signed_layers import signed_layers
 
 INTERPOLATE = "interpolate_pos_encoding"
+NEGLIGIBLE = 1e-3  # magnitude of a coefficient
 
 
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
@@ -56,6 +59,38 @@ def observed_layers(
 def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
     """Context in which negative coefficients are 0; the others are not rescaled."""
     return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))
+
+
+@dataclass
+class SignCount:
+    """Coefficients counted by `counted_signs`."""
+
+    keep: Tensor | None = None  # attention mask of the running call; None counts every query
+    counted: int = 0
+    negative: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of negative coefficients, in [0, 1]; None if none was counted."""
+        return self.negative / self.counted if self.counted else None
+
+
+@contextmanager
+def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[SignCount]:
+    """Inside the context, count the coefficients of magnitude over `threshold`, of all layers, heads and queries that
+    `keep` of the yielded count, set before each call, does not mask."""
+    count = SignCount()
+
+    def add(coefficients: Tensor) -> Tensor:
+        between_tokens = getattr(model, "attends_between_tokens", True)
+        rows = at_tokens(coefficients.movedim(2, 1), count.keep if between_tokens else None)
+        large = rows.abs() > threshold
+        count.counted += int(large.sum())
+        count.negative += int((large & (rows < 0)).sum())
+        return coefficients
+
+    with edited_coefficients(model, add):
+        yield count
 
 
 @contextmanager
@@ -101,6 +136,11 @@ def _intervening(model: nn.Module, interventions: Interventions) -> AbstractCont
     return own(layers, interventions)
 
 
+def attends(model: nn.Module) -> bool:
+    """Whether the model has signed layers, with coefficients that can be observed."""
+    return bool(signed_layers(model)) and getattr(getattr(model, "config", None), "attn_scope", None) != "none"
+
+
 def check_attends(model: nn.Module) -> None:
     """Raise ValueError for a recurrent decoder without attention."""
     if getattr(getattr(model, "config", None), "attn_scope", None) == "none":
@@ -108,27 +148,6 @@ def check_attends(model: nn.Module) -> None:
             f'this {type(model).__name__} has no attention (attn_scope="none"), so there are no coefficients to '
             "explain; train one with another attn_scope."
         )
-
-
-@contextmanager
-def hooked(
-    modules: Iterable[nn.Module], *, before: Callable | None = None, after: Callable | None = None
-) -> Iterator[None]:
-    """Inside the context, call `before(module, args, kwargs)` and `after(module, args, kwargs, output)` around forward
-    passes of modules, as torch's hooks with keywords do, in calls from this thread."""
-    with ExitStack() as stack:
-        for module in modules:
-            if before is not None:
-                stack.enter_context(module.register_forward_pre_hook(_here(before), with_kwargs=True))
-            if after is not None:
-                stack.enter_context(module.register_forward_hook(_here(after), with_kwargs=True))
-        yield
-
-
-def _here(hook: Callable) -> Callable:
-    """The hook, with an effect in this thread only; other threads may call the same model meanwhile."""
-    thread = threading.get_ident()
-    return lambda *call: hook(*call) if threading.get_ident() == thread else None
 
 
 def _interpolating(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -146,14 +165,8 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the context, and no compiled graphs, which ignore hooks; restores all modes afterwards.
 
     Inside, a ViT, DeiT or CLIP interpolates its position embeddings for images of another size than the config's, for
-    which it raises an error otherwise. Models such as DINOv2 interpolate without help.
+    which it raises an error otherwise; models such as DINOv2 need no help. Gradients flow through quantised weights.
     """
-    training = [module for module in model.modules() if module.training]
     sized = [model] if INTERPOLATE in inspect.signature(type(model).forward).parameters else []
-    model.eval()
-    try:
-        with graphs.stopped(), hooked(sized, before=_interpolating):
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    with evaluation_mode(model), graphs.stopped(), gradients_through(model), hooked(sized, before=_interpolating):
+        yield

@@ -4,16 +4,17 @@ Model families name and fuse their projections in dozens of ways, so they are fo
 feature of a linear map belongs to a head if the head's keys or values depend on it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from hf_bidir.checkpoints.kinds import example_inputs
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
+from hf_bidir.checkpoints.linear_maps import linear_maps
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.signed_layers import signed_layers
 
 
@@ -35,63 +36,6 @@ class Projections:
     value: list[list[Features]] = field(default_factory=list)
     output: nn.Module | None = None  # the map applied directly to the merged context
     heads: int = 0  # of queries; each key head serves an equal group of them, in order
-
-
-def linear_maps(model: nn.Module) -> Iterator[nn.Module]:
-    """The linear maps; one with an adapter, or with quantised weights, is one map with all that is inside it."""
-    for module in model.children():
-        base = _base_of(module)
-        if isinstance(base, nn.Linear | Conv1D) or _replaces_linear(base):
-            yield module
-        else:
-            yield from linear_maps(module)
-
-
-def _replaces_linear(module: nn.Module) -> bool:
-    """Whether a module of another class has the sizes of a linear map, as quantised ones have, and none inside it."""
-    sizes = hasattr(module, "in_features") and hasattr(module, "out_features")
-    return sizes and not any(isinstance(part, nn.Linear) for part in module.modules())
-
-
-def _base_of(module: nn.Module) -> nn.Module:
-    """The layer under peft's adapters; the layer itself without any."""
-    return _base_of(module.base_layer) if isinstance(getattr(module, "base_layer", None), nn.Module) else module
-
-
-def is_plain(linear: nn.Module) -> bool:
-    """Whether the map is its weight and bias alone, without an adapter and in full precision."""
-    return type(linear) in (nn.Linear, Conv1D) and type(linear.weight) is nn.Parameter
-
-
-def weight_of(linear: nn.Module) -> Tensor:
-    """The weight as `[outputs, inputs]`: a view; of a map that is not plain, what it computes of unit vectors."""
-    if is_plain(linear):
-        return linear.weight.T if isinstance(linear, Conv1D) else linear.weight
-    units = torch.cat([torch.zeros(1, linear.in_features), torch.eye(linear.in_features)])
-    with in_evaluation(linear), torch.no_grad():
-        bias, *columns = linear(_placed(units, linear))
-    return (torch.stack(columns) - bias).T
-
-
-def check_differentiable(model: nn.Module) -> None:
-    """Raise ValueError if a gradient does not flow through a linear map, such as one that multiplies 8-bit numbers."""
-    for linear in filter(lambda linear: not is_plain(_base_of(linear)), linear_maps(model)):
-        with torch.inference_mode(False), torch.enable_grad(), in_evaluation(linear):
-            state = _placed(torch.ones(1, linear.in_features), linear).requires_grad_()
-            output = linear(state).sum()
-            gradient = torch.autograd.grad(output, state, allow_unused=True)[0] if output.requires_grad else None
-        if gradient is None:
-            raise ValueError(
-                f"no gradient flows through the quantised weights of {type(model).__name__}; use a method without "
-                "gradients, such as erasure, or the model that it was made from."
-            )
-
-
-def _placed(states: Tensor, linear: nn.Module) -> Tensor:
-    """The inputs on the device of the map, in the precision of its floating-point weights."""
-    weights = list(linear.parameters())
-    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), states.dtype)
-    return states.to(weights[0].device if weights else states.device, dtype)
 
 
 def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = None) -> list[Projections]:

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.compat import attn_implementation
-from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, all_masses, bidir_config, config_of_class
+from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, bidir_config, config_of_class, is_softmax
 from hf_bidir.modeling.interventions import Interventions, intervening
 from hf_bidir.modeling.modeling_bidir import BidirMixin, sign, signed_class, stock_base, unsign
 from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
@@ -49,7 +48,7 @@ def signed(
     config = bidir_config(
         model.config, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial
     )
-    check_attn_implementation(config._attn_implementation)
+    check_attn_implementation(config._attn_implementation, softmax=is_softmax(config))
     sign(model, config)
     model.__class__ = made
     config.architectures = [made.__name__]  # by which other libraries choose their code
@@ -105,12 +104,6 @@ def softmax(model: PreTrainedModel) -> Iterator[None]:
         raise ValueError(f"{type(model).__name__} is not signed; it computes softmax as it is.")
     with intervening(layers, Interventions(softmax=True)):
         yield
-
-
-def is_softmax(config: PretrainedConfig) -> bool:
-    """Whether a bidir model with this config computes softmax attention in every head."""
-    without_mass = not any(all_masses(config.attn_negative_mass))
-    return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
 
 
 def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:

@@ -1,5 +1,6 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,14 @@ def explain(
         int | None, typer.Option(help="Only this layer, counted from 0; rollout and flow: the layers up to it.")
     ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(help="With --layer and --head: why the head attends from this word of the text to --key."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="With --layer and --head: the word attended to; by default that of the largest coefficient."),
+    ] = None,
     position: Annotated[
         int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
     ] = None,
@@ -54,6 +63,12 @@ def explain(
     ] = None,
     new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Causal language models: generate this many tokens and explain each.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Chat models: TEXT is a message, or a .json file of messages with roles.")
+    ] = False,
+    segments: Annotated[
+        str | None, typer.Option(help="Score sentences, paragraphs or messages (of a chat) in place of words.")
     ] = None,
     size: Annotated[
         int | None,
@@ -72,8 +87,10 @@ def explain(
     scores.png alone. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
-    token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of
-    the generated text with the input is drawn; only --output, --top and --method contributions or attnlrp apply.
+    token of a text, in alignment.png. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
+    is added to --target. Encoder-decoders: the alignment of
+    the generated text with the input is drawn; of the options only --output, --top and --method (contributions, attnlrp
+    or chefer) apply.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 
@@ -84,6 +101,9 @@ def explain(
     hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
+    hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "not a dull film" --layer 3 --head 2 --query dull --key not
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     """
@@ -92,18 +112,45 @@ def explain(
 
         from hf_bidir.explain.api import explain_checkpoint
         from hf_bidir.explain.draw.explanations import holds_explanation, write_explanation
+        from hf_bidir.explain.head_score import explain_head
+        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
         from hf_bidir.explain.result import Explanation
 
     logging.disable_progress_bar()  # for loading the weights
     chosen: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position}
     chosen |= {"layer": layer, "head": head}
     chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size, "against": against}
+    chosen["segments"] = segments
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
-        explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
+        given = _messages(text_or_image) if chat else text_or_image
+        if query is None and key is None:
+            explanation = explain_checkpoint(checkpoint, given, method=method, **chosen)
+        elif layer is None or head is None:
+            raise ValueError("--query and --key need --layer and --head: they explain the attention of one head.")
+        elif others := [
+            name for name, value in (chosen | {"method": method}).items() if value not in (None, layer, head)
+        ]:
+            raise ValueError(f"--query and --key explain the attention of one head; leave out {', '.join(others)}.")
+        else:
+            explanation = explain_head(*load_checkpoint(checkpoint), given, layer, head, query=query, key=key)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanation_methods.md compares the methods.")
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{done}: {', '.join(map(str, written))}")
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    """The messages of a JSON file, or the text as the message of a user."""
+    if not text.endswith(".json") or not Path(text).is_file():
+        return [{"role": "user", "content": text}]
+    expected = f'expected a list of messages {{"role": "user", "content": "…"}} in {text}'
+    try:
+        messages = json.loads(Path(text).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{expected}; it is no JSON: {error}.") from None
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError(f"{expected}.")
+    return messages

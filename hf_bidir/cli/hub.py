@@ -18,6 +18,10 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to commit to; by default main.")] = None,
     tag: Annotated[str | None, typer.Option(help="Tag for the commit, such as v1.")] = None,
+    collection: Annotated[str | None, typer.Option(metavar="SLUG", help="Collection to add the repository to.")] = None,
+    replaces: Annotated[
+        str | None, typer.Option(metavar="REPO_ID", help="Your earlier model, whose card will name this one.")
+    ] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files and the card without uploading.")] = False,
 ) -> None:
@@ -29,11 +33,13 @@ def push(
     \b
     hf-bidir push runs/mine me/mine --dry-run
     hf-bidir push runs/mine me/mine --private --tag v1
+    hf-bidir push runs/better me/better --replaces me/mine --collection me/signed-models-6523a1b2c3d4e5f6a7b8c9d0
     """
     with slow_imports("hub"):
         from hf_bidir.hub.push import push_checkpoint
 
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "tag": tag}
+    options |= {"collection": collection, "replaces": replaces}
     with one_line_errors():
         done: Any = push_checkpoint(folder, repo_id, dry_run=dry_run, **options)
     typer.echo(done if dry_run else f"Published: {done.commit_url}")

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.common.card import CARD
 from hf_bidir.common.extras import extra
 
 with extra("int8"):
@@ -15,14 +16,17 @@ with extra("int8"):
     from transformers import TorchAoConfig
 
 
+QUANTISED = "---\nbase_model: {}\nbase_model_relation: quantized\n---\n"
+
+
 def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
     """Write a copy of a checkpoint, signed or stock, with the weights of its `nn.Linear` layers in int8.
 
     Each row of a weight has a scale of its own; activations are rounded to int8 in each call, with a scale per token.
     Other weights, such as embeddings, norms and the output layer of a language model, keep their dtype; attention
     computes in it. A folder of sentence-transformers stays one.
-    The copy loads by `from_pretrained` where torchao is installed. It cannot be trained, converted, oriented, explained
-    or exported.
+    The copy loads by `from_pretrained` where torchao is installed. It cannot be trained, converted, oriented or
+    exported.
 
     Args:
         source: a folder, or a name on the Hub.
@@ -45,7 +49,9 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
     model = read_int8(transformer)
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no nn.Linear layer that torchao quantises (GPT-2 has Conv1D).")
-    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences)
+    # a model card names the Hub's model that the weights come from
+    header = {} if Path(source).exists() else {CARD: QUANTISED.format(source).encode()}
+    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences, header)
 
 
 def read_int8(source: str | Path) -> PreTrainedModel:

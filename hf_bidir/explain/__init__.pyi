@@ -13,6 +13,7 @@ from hf_bidir.explain.draw.text import text_heatmap as text_heatmap
 from hf_bidir.explain.generation import align as align
 from hf_bidir.explain.generation import explain_continuation as explain_continuation
 from hf_bidir.explain.generation import prediction_scores as prediction_scores
+from hf_bidir.explain.head_score import explain_head as explain_head
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint as load_checkpoint
 from hf_bidir.explain.inputs.image import read_image as read_image
 from hf_bidir.explain.inputs.text import read_text as read_text
@@ -22,6 +23,7 @@ from hf_bidir.explain.methods.alti import alti as alti
 from hf_bidir.explain.methods.attention import attention_rollout as attention_rollout
 from hf_bidir.explain.methods.attnlrp import integrated_relevance as integrated_relevance
 from hf_bidir.explain.methods.attnlrp import relevance as relevance
+from hf_bidir.explain.methods.chefer import cross_rollout as cross_rollout
 from hf_bidir.explain.methods.chefer import gradient_rollout as gradient_rollout
 from hf_bidir.explain.methods.contributions import contributions as contributions
 from hf_bidir.explain.methods.contributions import edge_contributions as edge_contributions

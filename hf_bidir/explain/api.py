@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
 from hf_bidir.explain.coefficients import head_of_query
+from hf_bidir.explain.inputs.parts import Parted, Segments, conversation, segmented
 from hf_bidir.explain.inputs.text import (
     Example,
     check_prompt,
@@ -36,7 +37,7 @@ from hf_bidir.explain.methods import (
     sink_note,
     token_scores,
 )
-from hf_bidir.explain.record import Inputs, Record, check_kind, model_within, reads_images
+from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, check_kind, model_within, reads_images
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 from hf_bidir.explain.target import (
     Contrast,
@@ -76,6 +77,7 @@ def explain(
     against: str | None = None,
     continuation: str | None = None,
     new_tokens: int | None = None,
+    segments: Segments | None = None,
     batch_size: int = 16,
     progress: bool = True,
 ) -> Explanation | Explanations | Alignment:
@@ -83,6 +85,8 @@ def explain(
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
         explain(lm, tokenizer, "The capital of France is", target="Paris", instead_of="London")
+        explain(lm, tokenizer, [{"role": "user", "content": "What is the capital of France?"}], new_tokens=20)
+        explain(model, tokenizer, review, segments="sentences")
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
 
     A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
@@ -93,7 +97,8 @@ def explain(
         model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
             softmax model, with the same outputs.
         processor: its tokenizer, or image processor.
-        inputs: a text; the path of an image, or a PIL image; or a list of such. `explain_each` takes a stream.
+        inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
+            `apply_chat_template`; or a list of such. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`.
         target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
             predicted class of each.
@@ -104,6 +109,9 @@ def explain(
         size: for images, as in `read_image`.
         against: for sentence encoders, a second text: y is the similarity of the embeddings. Without it, y is the
             embedding's projection on its own direction.
+        segments: score segments of the text in place of words: "sentences", "paragraphs", "messages" of a conversation,
+            or a list of them, such as retrieved passages. Erasure removes a segment as a whole; of other methods the
+            scores of its words are summed, or the largest one is taken, as for the pieces of a word.
         continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
             or of `new_tokens` generated tokens, as by `explain_continuation`.
         batch_size: texts, or windows of long texts, that run together.
@@ -118,9 +126,9 @@ def explain(
             the model, and as in `read_text`, `read_image` and `token_scores`.
     """
     options: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position, "layer": layer}
-    options |= {"head": head, "size": size, "against": against, "batch_size": batch_size}
+    options |= {"head": head, "size": size, "against": against, "segments": segments, "batch_size": batch_size}
     generation: dict[str, Any] = {"continuation": continuation, "new_tokens": new_tokens}
-    if isinstance(inputs, ONE):
+    if isinstance(inputs, ONE) or _is_conversation(inputs):
         return _explain_one(model, processor, inputs, method, **options, **generation)
     inputs = list(_checked(inputs))
     if not inputs or set(generation.values()) != {None}:
@@ -138,6 +146,7 @@ def explain_each(
     method: str | None = None,
     *,
     size: int | None = None,
+    segments: Segments | None = None,
     batch_size: int = 16,
     **options: Any,
 ) -> Iterator[Explanation]:
@@ -151,13 +160,13 @@ def explain_each(
     stream = iter(_checked(inputs))
     alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
     while batch := list(islice(stream, 1 if alone else batch_size)):
-        examples = [read(model, processor, one, size) for one in batch]
+        examples = [read(model, processor, parted(processor, one, segments), size) for one in batch]
         yield from _explain_batch(model, processor, examples, method, batch_size, **chosen)
 
 
 def explain_checkpoint(
     source: str | Path | tuple[PreTrainedModel, Any],
-    text_or_image: str,
+    text_or_image: str | Sequence[Mapping[str, Any]],
     *,
     method: str | None = None,
     traced: Sequence[str] = TRACED,
@@ -178,7 +187,8 @@ def explain_checkpoint(
 
         source = load_checkpoint(source)
     processor, model = source[1], model_within(*source)
-    if not reads_images(model) and len(text_or_image) < LONGEST_NAME and Path(text_or_image).is_file():
+    text = isinstance(text_or_image, str) and not reads_images(model)
+    if text and len(text_or_image) < LONGEST_NAME and Path(text_or_image).is_file():  # type: ignore[arg-type]
         raise ValueError(
             f"expected a text in quotation marks, got the file {text_or_image}; {type(model).__name__} takes the text "
             "itself."
@@ -193,6 +203,7 @@ def _explain_one(
     method: str | None,
     *,
     size: int | None = None,
+    segments: Segments | None = None,
     continuation: str | None = None,
     new_tokens: int | None = None,
     batch_size: int = 16,
@@ -201,6 +212,7 @@ def _explain_one(
 ) -> Explanation | Alignment:
     """The explanation of one input, with contributions of heads and `figures` if given, or the alignment of a text."""
     model, chosen = _chosen(model, processor, method, batch_size, **options)
+    text_or_image = parted(processor, text_or_image, segments)
     generation = {"continuation": continuation, "new_tokens": new_tokens}
     if not model.config.is_encoder_decoder and set(generation.values()) == {None}:
         example = read(model, processor, text_or_image, size)
@@ -251,6 +263,24 @@ def _chosen(
     return model, {"target": target, "position": position, "layer": layer, "head": head}
 
 
+def _is_conversation(inputs: Any) -> bool:
+    return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(one, Mapping) for one in inputs)
+
+
+def parted(tokenizer: Any, given: Any, segments: Segments | None = None) -> Any:
+    """A text with the parts that were asked for, a conversation as its chat template writes it, or an image.
+
+    Raises:
+        ValueError: segments of an image, and as in `conversation` and `segmented`.
+    """
+    text = conversation(tokenizer, given) if _is_conversation(given) else given
+    if segments is None:
+        return text
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError("segments are for texts; leave them out for images.")
+    return segmented(text, segments)
+
+
 def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
     """The inputs. Raises ValueError unless they are a list or a stream."""
     table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
@@ -280,7 +310,10 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
         raise ValueError(
             f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
         )
-    text = model.spelled(text_or_image) if takes_embedding(model) else text_or_image
+    text = text_or_image
+    if takes_embedding(model):
+        spelled = model.spelled(text)
+        text = text.within(spelled) if isinstance(text, Parted) else spelled
     whole = reads_beginning(model) or not processor.is_fast
     example = read_text(processor, text, text_limit(model, processor) if whole else LONGEST_TEXT)
     if kind_of(model).causal:
@@ -386,14 +419,20 @@ def _windows(model: PreTrainedModel, processor, example: Example) -> list[Tensor
     return windows_of(example, text_limit(model, processor))
 
 
-def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> dict[str, Tensor]:
-    """All windows of all examples as one batch, padded on the right."""
+def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> Mapping[str, Tensor]:
+    """All windows of all examples as one batch, padded on the right, with the segments of their tokens."""
     if len(examples) == 1 and len(windows[0]) == 1:
-        return examples[0].inputs
-    parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
-    if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
-        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-    return dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
+        inputs = examples[0].inputs
+    else:
+        parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
+        if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
+            inputs = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        else:
+            inputs = dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
+    if not examples[0].whole:
+        return inputs
+    units = [example.token_of_piece[own] for example, some in zip(examples, windows, strict=True) for own in some]
+    return SegmentedInputs(inputs, torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1))
 
 
 def _lost(example: Example, tokenizer) -> list[str]:

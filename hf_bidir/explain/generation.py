@@ -1,6 +1,7 @@
 """Explain generated text token by token: for encoder-decoders by the source, for causal models by earlier tokens."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,26 +9,37 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import text_limit
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation, observed_layers
-from hf_bidir.checkpoints.projections import check_differentiable
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.coefficients import strongest_head
-from hf_bidir.explain.inputs.text import Example, check_prompt, read_text, spelled, visible
+from hf_bidir.explain.inputs.text import Example, check_prompt, is_template, read_text, spelled, visible
 from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
+from hf_bidir.explain.methods.chefer import cross_rollout
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients
+from hf_bidir.explain.record import (
+    SegmentedInputs,
+    attends_between_tokens,
+    model_within,
+    record_coefficients,
+    record_maps,
+    units_of,
+)
 from hf_bidir.explain.result import Alignment
+from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
 ROWS = 16  # generated tokens explained in one batch
-CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
-METHODS_OF_TEXTS = ("contributions", "attnlrp")
+CONTRIBUTION, RELEVANCE, CHEFER = "a · ∂y/∂a", "relevance", "relevance for y minus that for −y"
+COEFFICIENT, MAGNITUDE = "coefficient a", "mean |a|"
+METHODS_OF_TEXTS = ("contributions", "attnlrp", "chefer")
 SUPPORTS = "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable"
 MEANING = {  # what the numbers are, and how to read them
     CONTRIBUTION: (f"Contributions a · ∂y/∂a of source words to y, {LOGIT}", SUPPORTS),
     RELEVANCE: (f"Relevance (AttnLRP) of source words for y, {LOGIT}", SUPPORTS),
+    CHEFER: (f"Gradient-weighted attention (Chefer et al. 2021) of source words for y, {LOGIT}", SUPPORTS),
     COEFFICIENT: (
         "Coefficients a of source words (hard selection has no contributions)",
         "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
@@ -53,7 +65,8 @@ def align(
         model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
             …T5ForConditionalGeneration; dropout is off while it generates.
         tokenizer, text: a fast tokenizer; the source, truncated to the model's positions. A word's pieces are summed.
-        method: "contributions", or "attnlrp", the relevance of the source's embeddings (`relevance`).
+        method: "contributions"; "attnlrp", the relevance of the source's embeddings (`relevance`); or "chefer", traced
+            through all layers (`cross_rollout`).
         num_beams: beams of the search; 1 is greedy.
 
     Returns:
@@ -64,11 +77,12 @@ def align(
         ValueError: a model that is no encoder-decoder of text, or a text without words.
     """
     model = model_within(model, tokenizer)
-    check_differentiable(model)
     if method not in METHODS_OF_TEXTS:
         raise ValueError(
-            f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
+            f"{type(model).__name__} is explained by one of {', '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
         )
+    if method == "chefer" and not attends_between_tokens(model):
+        raise ValueError(f"chefer needs attention between tokens; {type(model).__name__} has none. Use contributions.")
     if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
         raise ValueError(f"expected a signed encoder-decoder of text; got {type(model).__name__}.")
     example = read_text(tokenizer, text, text_limit(model, tokenizer))
@@ -76,12 +90,12 @@ def align(
         inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
         ids = model.generate(**inputs, num_beams=num_beams)
         coefficients, contributions, y = _rows(model, inputs, ids)
-        relevance = _relevance_rows(model, inputs, ids) if method == "attnlrp" else None
+        traced = {"attnlrp": (RELEVANCE, _relevance_rows), "chefer": (CHEFER, _chefer_rows)}.get(method)
+        relevance = {} if traced is None else {traced[0]: traced[1](model, inputs, ids)}
     attended = {MAGNITUDE if attends_between_tokens(model) else COEFFICIENT: coefficients}
     hard = getattr(model.config, "attn_selection", "soft") == "hard"
     scores = attended if hard else {CONTRIBUTION: contributions} | attended
-    if relevance is not None:
-        scores = {RELEVANCE: relevance} | scores
+    scores = relevance | scores
     what, how_to_read = MEANING[next(iter(scores))]
     explained = f'Generated: "{visible(tokenizer.decode(ids[0], skip_special_tokens=True))}".'
     if example.truncated:
@@ -138,6 +152,22 @@ def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tens
     return torch.stack([(start * row)[0].sum(-1).detach() for row in rows]).cpu()
 
 
+def _chefer_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """The relevance of the source tokens for each generated id by `cross_rollout`, `[generated, source]`."""
+    inputs = inputs | {"decoder_input_ids": ids[:, :-1]}
+    crossing, encoding = set(cross_attention(model, inputs)), set(model.get_encoder().modules())
+    outputs, maps, values = record_maps(model, inputs)
+    places: list[Any] = [
+        "cross" if layer in crossing else "encoder" if layer in encoding else "decoder" for layer, _ in values
+    ]
+    rows = []
+    for step, y in enumerate(_explained_logits(outputs.logits[0], ids)):
+        gradients = torch.autograd.grad(y, maps, retain_graph=True, materialize_grads=True)
+        edges = [upcast(a.detach()) * upcast(gradient) for a, gradient in zip(maps, gradients, strict=True)]
+        rows.append(cross_rollout(list(zip(places, edges, strict=True)))[0, step])
+    return torch.stack(rows).cpu()
+
+
 @torch.no_grad()
 def cross_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
     """The signed layers whose keys come from the encoder.
@@ -190,8 +220,11 @@ def explain_continuation(
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
     generated, positions = ids[start:], torch.arange(start - 1, len(ids) - 1)
-    inputs = {"input_ids": ids[None, :-1].to(model.device)}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs: Mapping[str, Tensor] = {"input_ids": ids[None, :-1].to(model.device)}
+    inputs = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
+    if example.whole:
+        following = len(example.tokens) + torch.arange(len(generated) - 1)
+        inputs = SegmentedInputs(inputs, torch.cat([example.token_of_piece, following])[None])
     passes = passes_of(model, inputs)
     chosen = method or default_method(model, layer, head, passes)
     scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head)
@@ -211,7 +244,9 @@ def explain_continuation(
     return Alignment(
         source=source,
         written=pieces,
-        explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
+        explained=" → ".join(
+            visible(part.strip()) for part in (getattr(prompt, "spoken", prompt), tokenizer.decode(generated))
+        ),
         what=" ".join(filter(None, ["" if method else why_fast(chosen, passes), sink, where])),
         scores={METHODS[chosen].unit: by_token, f"a of {place}": by_source(attended)},
         first_length=len(example.tokens),
@@ -230,12 +265,11 @@ def _attended(
 
     The coefficients are those of a single layer, because those of all would take the memory of as many maps.
     """
-    layers, values = signed_layers(model), list[Tensor]()
+    layers = signed_layers(model)
     index = len(layers) - 1 if layer is None else layer
-    with observed_layers(layers[index], lambda layer, key, value, _: values.append(value)):
-        outputs, recorded = record_coefficients(model, inputs, [layers[index]])
+    outputs, recorded, values = record_maps(model, inputs, [layers[index]])
     rows = recorded[-1][0, :, positions].float()  # [heads, positions, keys]
-    head = strongest_head(rows, values[-1][0]) if head is None else head
+    head = strongest_head(rows, values[-1][1][0]) if head is None else head
     return outputs.logits[0, positions].float().cpu(), rows[head].cpu(), f"layer {index}, head {head}"
 
 
@@ -266,6 +300,8 @@ def prediction_scores(
     for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
         batch = {name: value.expand(len(chosen), *value.shape[1:]) for name, value in inputs.items()}
         options = {"position": places.to(model.device), "layer": layer, "head": head}
+        if (units := units_of(inputs)) is not None:
+            batch = SegmentedInputs(batch, units.expand(len(chosen), -1))
         rows.append(token_scores(model, batch, method, chosen.to(model.device), **options).detach().cpu())
     return torch.cat(rows)
 
@@ -280,8 +316,9 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
             inputs = {name: example.inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
             options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
             return example, model.generate(**inputs, **options)[0].cpu()
-    blank = "" if prompt[-1:].isspace() or continuation[:1].isspace() else " "
-    whole = tokenizer(f"{prompt}{blank}{continuation}", return_offsets_mapping=True, verbose=False)
+    blank = "" if is_template(prompt) or prompt[-1:].isspace() or continuation[:1].isspace() else " "
+    options = {"return_offsets_mapping": True, "verbose": False, "add_special_tokens": not is_template(prompt)}
+    whole = tokenizer(f"{prompt}{blank}{continuation}", **options)
     pairs = zip(whole["input_ids"], whole["offset_mapping"], strict=True)
     following = [token for token, (_, end) in pairs if end > len(prompt)]
     if not continuation.strip() or not following:

@@ -17,8 +17,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import example_inputs
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
-from hf_bidir.checkpoints.projections import Projections, is_plain, largest_change, projections, weight_of
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.linear_maps import is_plain, weight_of
+from hf_bidir.checkpoints.module_hooks import hooked
+from hf_bidir.checkpoints.projections import Projections, largest_change, projections
 from hf_bidir.checkpoints.reading import check_full_precision
 from hf_bidir.explain.inputs.sentences import transformer_of
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients

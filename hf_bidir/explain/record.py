@@ -13,7 +13,25 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import check_vocabulary, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.explain.signed_maps import map_of
 from hf_bidir.modeling.signed_layers import signed_layers
+
+
+class SegmentedInputs(dict[str, Tensor]):
+    """Inputs of a model whose tokens form segments, which erasure removes as a whole.
+
+    Attributes:
+        units: the segment of each token, rising integers `[batch, length]`.
+    """
+
+    def __init__(self, inputs: Mapping[str, Tensor], units: Tensor) -> None:
+        super().__init__(inputs)
+        self.units = units
+
+
+def units_of(inputs: Any) -> Tensor | None:
+    """The segments of inputs or of a record; None where every token stands alone."""
+    return getattr(inputs, "units", None)
 
 
 class Record:
@@ -25,15 +43,20 @@ class Record:
         model, inputs: the signed model, and its inputs on its device.
         kept: whether several methods read from it, so that its graph serves several backward passes.
         differentiable: whether the first pass builds a graph, also where its first reader needs none.
-        values: layer and values `[batch, key heads, keys, head_dim]` of each call of a signed layer, once it has run.
+        units: the segment of each token `[batch, length]`, those of `SegmentedInputs`; otherwise None.
+        values: layer and values `[batch, key heads, keys, value_dim]` of each entry of `coefficients`, once it has run.
     """
 
     def __init__(
-        self, model: PreTrainedModel, inputs: Mapping[str, Tensor], kept: bool = False, differentiable: bool = False
+        self,
+        model: PreTrainedModel,
+        inputs: Mapping[str, Tensor],
+        kept: bool = False,
+        differentiable: bool = False,
     ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model, self.inputs = model, prepared_inputs(model, inputs)
-        self.kept, self.differentiable = kept, differentiable
+        self.kept, self.differentiable, self.units = kept, differentiable, units_of(inputs)
         self.values: list[tuple[nn.Module, Tensor]] = []
         self._recorded: tuple[ModelOutput, list[Tensor]] | None = None
         self._has_graph = False
@@ -47,14 +70,10 @@ class Record:
         """The outputs and coefficients as in `record_coefficients`, with a graph where gradients are enabled."""
         wanted = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if self._recorded is None or (wanted and not self._has_graph):
-            self.values = []
             self._has_graph = wanted or self.differentiable
-            with (
-                torch.inference_mode(False),
-                torch.set_grad_enabled(self._has_graph),
-                observed_layers(self.model, lambda layer, key, value, _: self.values.append((layer, value.detach()))),
-            ):
-                self._recorded = record_coefficients(self.model, self.inputs)
+            with torch.inference_mode(False), torch.set_grad_enabled(self._has_graph):
+                outputs, coefficients, self.values = record_maps(self.model, self.inputs)
+            self._recorded = outputs, coefficients
         outputs, coefficients = self._recorded
         if wanted:
             return outputs, coefficients
@@ -70,7 +89,7 @@ class Record:
 
     @property
     def coefficients(self) -> list[Tensor]:
-        """Those of each call of a signed layer, `[batch, heads, queries, keys]`."""
+        """Those of each run of a signed layer, `[batch, heads, queries, keys]`, as in `record_coefficients`."""
         return self.read()[1]
 
     @property
@@ -201,20 +220,48 @@ def record_coefficients(
     """Run the model on any attention backend; its outputs, and the coefficients of the `layers`, by default of all.
 
     They are `[batch, heads, queries, keys]` each, in the order in which layers run, with one entry per run of a layer,
-    as in ALBERT. Both are differentiable if gradients are enabled, even with frozen weights.
+    as in ALBERT; of differential attention they are its signed map (`signed_maps.py`). Both are differentiable if
+    gradients are enabled, even with frozen weights.
     """
-    recorded: list[Tensor] = []
+    return record_maps(model, inputs, layers)[:2]
 
-    def record(coefficients: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and not coefficients.requires_grad:
-            coefficients.requires_grad_()
-        recorded.append(coefficients)
-        return coefficients
 
+def record_maps(
+    model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
+) -> tuple[ModelOutput, list[Tensor], list[tuple[nn.Module, Tensor]]]:
+    """As `record_coefficients`, and the layer and the values `[batch, key heads, keys, value_dim]` of each entry."""
+    maps: list[Tensor] = []
+    values: list[tuple[nn.Module, Tensor]] = []
     with in_evaluation(model), ExitStack() as stack:
-        for part in [model] if layers is None else layers:
-            stack.enter_context(edited_coefficients(part, record))
-        return model(**inputs, return_dict=True), recorded
+        for layer in signed_layers(model) if layers is None else layers:
+            reader = _Reader(layer, maps, values)
+            stack.enter_context(edited_coefficients(layer, reader.edit))
+            stack.enter_context(observed_layers(layer, reader.observe))
+        return model(**inputs, return_dict=True), maps, values
+
+
+class _Reader:
+    """Adds the map and the values of each run of a layer to two lists."""
+
+    def __init__(self, layer: nn.Module, maps: list[Tensor], values: list[tuple[nn.Module, Tensor]]) -> None:
+        self.layer, self.maps, self.values = layer, maps, values
+        self.adapter, self.parts = map_of(layer), list[Tensor]()
+        self.coefficients = torch.empty(0)  # made of the map, so that y depends on it
+
+    def edit(self, coefficients: Tensor) -> Tensor:
+        if not self.parts:
+            found, rebuilt = self.adapter.split(self.layer, coefficients)
+            if torch.is_grad_enabled() and not found.requires_grad:
+                found.requires_grad_()
+            self.maps.append(found)
+            self.coefficients = rebuilt(found)
+        return self.coefficients
+
+    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        self.parts.append(value.detach())
+        if (whole := self.adapter.values(layer, self.parts)) is not None:
+            self.values.append((layer, whole))
+            self.parts = []
 
 
 def sequence_length(

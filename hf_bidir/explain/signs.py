@@ -7,36 +7,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import at_tokens, edited_coefficients, signed_parts
-from hf_bidir.explain.record import attends_between_tokens
+from hf_bidir.checkpoints.layer_hooks import NEGLIGIBLE, at_tokens, counted_signs, signed_parts
 
 
 @torch.inference_mode()
 def negative_share(
-    model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = 1e-3
+    model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = NEGLIGIBLE
 ) -> float | None:
     """The share of negative coefficients among those of magnitude over `threshold`, in [0, 1].
 
     Counts all layers, heads and queries except padding, in evaluation mode. At `λ = 1` the overall sign of a head is
     arbitrary, but whether it uses both signs is not. None if no coefficient exceeds the threshold.
     """
-    negative = counted = 0
-
-    def count(coefficients: Tensor) -> Tensor:
-        nonlocal negative, counted
-        rows = coefficients.movedim(2, 1)
-        if keep is not None and keep.shape == rows.shape[:2] and attends_between_tokens(model):
-            rows = rows[keep.bool()]
-        large = rows.abs() > threshold
-        counted += int(large.sum())
-        negative += int((large & (rows < 0)).sum())
-        return coefficients
-
-    with edited_coefficients(model, count):
+    with counted_signs(model, threshold) as count:
         for batch in batches:
-            keep = batch.get("attention_mask")
+            count.keep = batch.get("attention_mask")
             model(**batch)
-    return negative / counted if counted else None
+    return count.share
 
 
 @torch.inference_mode()

@@ -13,10 +13,19 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
-from hf_bidir.checkpoints.projections import check_differentiable
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
-from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, reads_images, token_positions
+from hf_bidir.explain.record import (
+    Inputs,
+    Record,
+    SegmentedInputs,
+    leading_tokens,
+    patch_size,
+    reads_images,
+    token_positions,
+    units_of,
+)
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
@@ -171,7 +180,6 @@ class InputFunction:
         `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
         record = Record.of(model, inputs)
-        check_differentiable(model)
         inputs = record.inputs
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
         if one_point and not record.kept and not reads_images(model) and has_head(model):
@@ -204,13 +212,17 @@ class InputFunction:
         return torch.where((first & self.keep_first[:, None])[..., None], self.start, padded)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
+        return self._read(self.run(start, rows), rows)
+
+    def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
+        """The outputs of the model for these input tensors of the rows."""
         inputs = {name: value[rows] for name, value in self.inputs.items()}
         start = start.to(self.start.dtype)  # captum adds noise in single precision
         if start.dim() == 4:
-            return self._read(self.model(**inputs | {"pixel_values": start}, return_dict=True), rows)
+            return self.model(**inputs | {"pixel_values": start}, return_dict=True)
         # no inputs_embeds: some models find padding, or the position to read, by token id
         with hooked([self.model.get_input_embeddings()], after=lambda *_: start.clone()):
-            return self._read(self.model(**inputs, return_dict=True), rows)
+            return self.model(**inputs, return_dict=True)
 
     def _read(self, outputs: ModelOutput, rows: Tensor) -> Tensor:
         if self.readout is None:
@@ -272,9 +284,12 @@ def predictions(
 
 
 def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
-    """The rows of a batch in parts of at most `size`."""
+    """The rows of a batch in parts of at most `size`, with their segments."""
+    units = units_of(inputs)
     for start in range(0, len(next(iter(inputs.values()))), size):
-        yield {name: value[start : start + size] for name, value in inputs.items()}
+        rows = slice(start, start + size)
+        part = {name: value[rows] for name, value in inputs.items()}
+        yield part if units is None else SegmentedInputs(part, units[rows])
 
 
 def _explained_rows(record: Record) -> tuple[str, Tensor, Tensor | None]:
@@ -339,15 +354,19 @@ def token_level(model, processor, example: Example, target: Target, position: An
             )
         position = masks[0]
     given = target if isinstance(target, Contrast) else (target,)
-    tokens = [_word_piece(processor, one) if isinstance(one, str) else one for one in given]
+    last = example.inputs["input_ids"][0, -1:]
+    starts = int(last) in processor.all_special_ids or processor.decode(last)[-1:].isspace()
+    spaced = not (kind_of(model).causal and starts)
+    tokens = [_word_piece(processor, one, spaced) if isinstance(one, str) else one for one in given]
     return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
 
 
-def _word_piece(tokenizer, word: str) -> int:
-    """The id of a word as spelled in a text, or of a word piece."""
+def _word_piece(tokenizer, word: str, spaced: bool) -> int:
+    """The id of a word as spelled in a text, after a space if `spaced`, or of a word piece."""
     if not word.strip():
         raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
-    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
+    words = (f" {word.lstrip()}", word) if spaced else (word, f" {word.lstrip()}")
+    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in words]
     for pieces in spellings:
         if len(pieces) == 1 and (pieces[0] != tokenizer.unk_token_id or word == tokenizer.unk_token):
             return pieces[0]

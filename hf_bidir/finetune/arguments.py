@@ -338,7 +338,9 @@ class RunArguments(TrainingArguments):
     )
     use_cpu: bool = option(False, "Compute on the CPU even if there is a GPU.")
     bf16: bool | None = option(None, "bfloat16 mixed precision; default: on a GPU that supports it.")
-    report_to: str | None = option("none", "Further loggers: tensorboard, wandb, ...")
+    report_to: str | None = option(
+        "none", "Further loggers: tensorboard, wandb, ..., which also get λ and the share of negative coefficients."
+    )
 
     def __post_init__(self) -> None:
         if self.early_stopping_patience and not self.load_best_model_at_end:

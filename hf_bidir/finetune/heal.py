@@ -37,7 +37,6 @@ from hf_bidir.checkpoints.reading import (
     read_config,
 )
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
-from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
@@ -53,7 +52,7 @@ from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.schedule import NegativeMassSchedule
 from hf_bidir.finetune.trainer import SignedTrainer
-from hf_bidir.modeling.configuration_bidir import all_masses
+from hf_bidir.modeling.configuration_bidir import all_masses, is_softmax
 from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import signed_layers
 

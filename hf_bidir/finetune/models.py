@@ -15,7 +15,6 @@ from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config, with_report
-from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
@@ -28,7 +27,7 @@ from hf_bidir.finetune.arguments import (
 )
 from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
-from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
+from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers, is_softmax
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers

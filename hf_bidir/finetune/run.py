@@ -28,11 +28,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.common.files import PREVIOUS, read_json, write_json
 from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.splits import Splits
+from hf_bidir.finetune.log_entries import AttentionLog
 from hf_bidir.finetune.metrics import HEADLINES
 from hf_bidir.finetune.record import (
     CURVE,
@@ -48,6 +48,7 @@ from hf_bidir.finetune.record import (
 )
 from hf_bidir.finetune.schedule import check_resumed_schedule, schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
+from hf_bidir.modeling.configuration_bidir import is_softmax
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class Run:
         data, args, schedule: the options; those that the user gave (`args.typed`) are recorded.
 
     Attributes:
-        callbacks: of the Trainer: early stopping, the schedule, and a line per evaluation.
+        callbacks: of the Trainer: early stopping, the schedule, `AttentionLog` if there are loggers, and a line per
+            evaluation.
         checkpoint: the folder that the run continues from, or None.
         record: the content of run.json.
 
@@ -121,7 +123,8 @@ class Run:
             check_resumed_schedule(self.schedule, self.checkpoint)
         patience = args.early_stopping_patience
         stopping: list[TrainerCallback] = [EarlyStoppingCallback(patience)] if patience else []
-        self.callbacks = stopping + ([self.schedule] if self.schedule else []) + [EvaluationLines()]
+        logged = [AttentionLog()] if args.report_to else []
+        self.callbacks = stopping + ([self.schedule] if self.schedule else []) + logged + [EvaluationLines()]
 
     def train(
         self,

@@ -4,17 +4,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
+from transformers import PretrainedConfig, PreTrainedModel, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import ScheduleArguments
+from hf_bidir.finetune.log_entries import LogEntries, negative_mass_metrics
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
 
 NEARLY_SOFTMAX = math.exp(-12)
 
 
-class NegativeMassSchedule(TrainerCallback, ExportableState):
+class NegativeMassSchedule(LogEntries, ExportableState):
     """Moves `model.config.attn_negative_mass`, `λ`, from `start` to `end` while the model trains.
 
     It changes linearly in `log λ`, that is in the shift `-½ log λ` of the scores, from the first step.
@@ -22,11 +23,9 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     Before every step the config gets the value of that step, so a checkpoint always has the `λ` of its last training
     step. The value depends on the step alone; an interrupted run resumes where it was.
 
-    The value is added to every entry of the log as `negative_mass`. `SignedTrainer` adds it before TensorBoard and
-    the like read the entry. A plain Trainer calls them first unless they are given after this callback:
-    `Trainer(callbacks=[NegativeMassSchedule(), TensorBoardCallback()], args=TrainingArguments(report_to="none"))`.
-    With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`; `SignedTrainer` ignores
-    them.
+    The value is added to every entry of the log as `negative_mass` (`LogEntries` says how loggers get it from a plain
+    Trainer). With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`;
+    `SignedTrainer` ignores them.
 
     Args:
         start, end: `λ` in (0, 1] before and after. The default start, `e^-12`, is close to softmax; a model that has
@@ -50,7 +49,7 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, dict[str, Any]]:
         """The state saved in checkpoints: the arguments, and the number of steps that `until` is a share of."""
-        arguments = {name: value for name, value in vars(self).items() if name != "max_steps"}
+        arguments = {name: getattr(self, name) for name in ("start", "end", "until")}
         return {"args": arguments, "attributes": {"max_steps": self.max_steps}}
 
     def value(self, step: int, max_steps: int) -> float:
@@ -95,28 +94,14 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, **_: Any) -> None:
         model.config.attn_negative_mass = self.value(state.global_step, state.max_steps)
 
-    def on_log(
-        self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, logs: dict[str, float], **_: Any
-    ) -> None:
-        logs |= negative_mass_metrics(model)
-        state.log_history[-1] |= negative_mass_metrics(model)
+    def entries(self, model: PreTrainedModel, logs: dict[str, float]) -> dict[str, float]:
+        return negative_mass_metrics(model)
 
 
 def saved_schedule(state: TrainerState) -> dict[str, dict[str, Any]] | None:
     """The `NegativeMassSchedule.state()` that a checkpoint was saved with, or None where it had no schedule."""
     saved = (state.stateful_callbacks or {}).get(NegativeMassSchedule.__name__)
     return saved[0] if isinstance(saved, list) else saved
-
-
-def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:
-    """The model's `λ` as entries of a log: `negative_mass`, the mean, and one `negative_mass_layer_<index>` for each
-    layer where they differ."""
-    mass = model.config.attn_negative_mass
-    if isinstance(mass, int | float):
-        return {"negative_mass": float(mass)}
-    means = [float(sum(layer) / len(layer)) if isinstance(layer, list | tuple) else float(layer) for layer in mass]
-    layers = {f"negative_mass_layer_{index}": value for index, value in enumerate(means)}
-    return {"negative_mass": sum(means) / len(means), **layers}
 
 
 def schedule_for(options: ScheduleArguments, config: PretrainedConfig | None = None) -> NegativeMassSchedule | None:

@@ -16,7 +16,8 @@ from hf_bidir.checkpoints.kinds import divides_by_all_labels
 from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
-from hf_bidir.finetune.schedule import NegativeMassSchedule, negative_mass_metrics
+from hf_bidir.finetune.log_entries import LogEntries
+from hf_bidir.finetune.schedule import NegativeMassSchedule
 
 with extra("train"):
     from datasets import Dataset
@@ -95,8 +96,10 @@ class SignedTrainer(Trainer):
                 f"the training loss became {logs['loss']} before step {self.state.global_step}, and the weights may be "
                 "invalid too; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
             )
-        if self._callback(NegativeMassSchedule):
-            logs = logs | negative_mass_metrics(self.model)  # before loggers such as TensorBoard get the entry
+        logs = dict(logs)  # the metrics that `evaluate` returns
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, LogEntries):
+                callback.add(self.model, logs)  # before loggers such as TensorBoard get the entry
         super().log(logs, *args, **kwargs)
 
     def _callback(self, kind: type[Callback]) -> Callback | None:

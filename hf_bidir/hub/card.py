@@ -20,6 +20,7 @@ from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.finetune.record import CURVE, PICTURE
+from hf_bidir.hub.benchmarks import write_benchmark_results
 from hf_bidir.hub.card_numbers import (
     DIGITS,
     MEAN,
@@ -59,9 +60,15 @@ FIGURES = {
     "attention.png": "Support and opposition to two guesses, and signed attention, for a few inputs",
     CURVE: "Loss during training",
 }
+PAPERS = {  # what a checkpoint may use -> reference and link; the Hub makes a tag of a link to arXiv
+    "tanhmax": ("Huang, Yang, Wang 2024", "https://doi.org/10.6339/24-JDS1134"),
+    "lora": ("Hu et al. 2021", "https://arxiv.org/abs/2106.09685"),
+    "bahdanau": ("Bahdanau, Cho, Bengio 2014", "https://arxiv.org/abs/1409.0473"),
+    "luong": ("Luong, Pham, Manning 2015", "https://arxiv.org/abs/1508.04025"),
+}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the card's example
-KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that manual edits override
+KEPT_WHEN_EDITED = ("license", "tags", "base_model_relation")  # generated metadata that manual edits override
 NOT_SETTINGS = {"output_dir", "train_file", "validation_file", "test_file"}  # the card describes the data instead
 
 
@@ -80,7 +87,11 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
         FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
         ValueError: the adapter names no base model, or one that is not signed; or README.md cannot be read.
     """
-    folder, readme = Path(folder), Path(folder, CARD)
+    return _card_and_facts(Path(folder), repo_id, revision)[0]
+
+
+def _card_and_facts(folder: Path, repo_id: str | None, revision: str | None) -> tuple[ModelCard, dict[str, Any]]:
+    readme = folder / CARD
     if not (folder / "config.json").is_file() and read_adapter(folder) is None:
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
     existing = read_card(readme) if readme.is_file() else None
@@ -93,7 +104,7 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     metadata = _metadata(facts)
     card = ModelCard(_template().render(metadata.to_dict() | facts, card_data=metadata.to_yaml()))
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
-    return merge_cards(existing, card) if existing else card
+    return merge_cards(existing, card) if existing else card, facts
 
 
 @cache
@@ -103,8 +114,10 @@ def _template() -> Template:
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
-    """Save `build_model_card` of the same arguments as README.md, atomically; warn if it has no licence."""
-    card = build_model_card(folder, repo_id, revision)
+    """Save `build_model_card` of the same arguments as README.md, atomically, and the numbers on benchmarks beside it;
+    warn if the card has no licence."""
+    card, facts = _card_and_facts(Path(folder), repo_id, revision)
+    write_benchmark_results(Path(folder), facts)
     with replacing(Path(folder, CARD)) as temporary:
         temporary.write_text(str(card), encoding="utf-8")
     if repo_id is not None and card.data.get("license") is None:
@@ -175,6 +188,10 @@ def _facts(folder: Path) -> dict[str, Any]:
         "adapter": adapter,
         "base_name": base_name,
         "base_model": _base_model(adapter, run, previous),
+        "relation": "adapter" if adapter else "quantized" if config.get("quantization_config") else "finetune",
+        "papers": [
+            PAPERS[name] for name in (activation, "lora" * bool(adapter), config.get("decoder_style")) if name in PAPERS
+        ],
         "in_clone": root is not None,
         "split": split,
         "scores": scores,
@@ -292,7 +309,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         library_name=library,
         pipeline_tag=task,
         base_model=facts["base_model"],
-        base_model_relation="adapter" if adapter and facts["base_model"] else None,
+        base_model_relation=facts["relation"] if facts["base_model"] else None,
         datasets=data_sets or None,
         tags=[*([facts["activation"], "signed-attention"] * signed), *(["lora"] * bool(adapter)), "hf_bidir"],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,

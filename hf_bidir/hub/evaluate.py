@@ -16,7 +16,6 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, TrainingArgum
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
-from hf_bidir.checkpoints.signing import is_softmax
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import RECORD, read_json, write_json
@@ -33,6 +32,7 @@ from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from hf_bidir.hub.card_numbers import MEAN, recalls_in, same_data
 from hf_bidir.hub.files import digests
+from hf_bidir.modeling.configuration_bidir import is_softmax
 from hf_bidir.modeling.model_types import is_signed
 
 EVALUATION = "evaluation.json"

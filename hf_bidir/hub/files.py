@@ -19,7 +19,8 @@ COMPUTED_FROM = (
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
 )
 RECORDS = ("all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
-REPORTS = (CARD, *LICENCES, "*.png", *RECORDS)
+BENCHMARKS = ".eval_results/*.yaml"
+REPORTS = (CARD, *LICENCES, "*.png", *RECORDS, BENCHMARKS)
 
 
 def matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:

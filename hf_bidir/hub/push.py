@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import CommitInfo, HfApi, ModelCard, snapshot_download
+from huggingface_hub import CommitInfo, HfApi, ModelCard, metadata_update, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
@@ -30,7 +30,7 @@ from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
 from hf_bidir.hub.card import merge_cards, write_card
-from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
+from hf_bidir.hub.files import BENCHMARKS, CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import activations
 
@@ -48,6 +48,7 @@ OUR_CODE = re.compile(r"((?:configuration|modeling)_bidir\w*)\.")  # how `auto_m
 ADVICE = {  # by the status of the Hub's response
     401: "the Hub does not know this token; log in with `hf auth login`, or set HF_TOKEN",
     403: "this token may not write to {}; use one with write access, of the account that owns it",
+    404: "there is no such collection, or you cannot see it; check its slug, owner/title-id",
     409: "that exists already; choose another name",
     412: "somebody changed the repository meanwhile; run the command again",
 }
@@ -67,6 +68,8 @@ def push_checkpoint(
     create_pr: bool = False,
     dry_run: bool = False,
     tag: str | None = None,
+    collection: str | None = None,
+    replaces: str | None = None,
 ) -> CommitInfo | str:
     """Publish a checkpoint folder: weights, config, model code, tokenizer or image processor, card, figures, results.
 
@@ -85,6 +88,8 @@ def push_checkpoint(
         create_pr: propose the commit as a pull request instead, without a tag of its content.
         dry_run: upload nothing.
         tag: tag for the commit, such as "v1".
+        collection: slug of a collection, "owner/title-id", that gets the repository.
+        replaces: an earlier model of yours on the Hub, whose card then names this one as its `new_version`.
 
     Returns:
         The commit, or, for a dry run, the files with their sizes and the card.
@@ -98,6 +103,8 @@ def push_checkpoint(
         if not dry_run:
             with _one_line_errors(repo_id):
                 api.whoami()  # fails before the checks, which take longer
+                if collection is not None:
+                    api.get_collection(collection)
         # the folder's name heads the card; a pull request's author may not be allowed to create a tag
         pinned = (revision or "main") if create_pr else None
         staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pinned)
@@ -123,6 +130,12 @@ def push_checkpoint(
                 _tag_content(api, staged, repo_id, commit.oid)
             if tag is not None:
                 api.create_tag(repo_id, tag=tag, revision=commit.oid)
+        if collection is not None:
+            with _one_line_errors(collection, "the commit exists, but is not in the collection"):
+                api.add_collection_item(collection, repo_id, "model", exists_ok=True)
+        if replaces is not None:
+            with _one_line_errors(replaces, f"the commit exists, but the card of {replaces} does not name it"):
+                metadata_update(replaces, {"new_version": repo_id}, overwrite=True, token=token, create_pr=create_pr)
     return commit
 
 
@@ -135,7 +148,7 @@ class Staged:
     @property
     def files(self) -> dict[str, Path]:
         """The files by name."""
-        return matching(self.folder, ("*", *MODULES))
+        return matching(self.folder, ("*", *MODULES, BENCHMARKS))
 
     @property
     def content(self) -> str:
@@ -221,7 +234,7 @@ def _check_contents(staged: Staged) -> None:
     for file in staged.files.values():
         if file.stat().st_size > LARGEST:
             raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
-        if file.suffix not in (".json", ".md", ".txt"):
+        if file.suffix not in (".json", ".md", ".txt", ".yaml"):
             continue
         try:
             text = file.read_text(encoding="utf-8")

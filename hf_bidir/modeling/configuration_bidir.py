@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
-from .activations import as_number, checked_negative_mass, did_you_mean, get_attn_activation
+from .activations import WITH_NEGATIVE_MASS, as_number, checked_negative_mass, did_you_mean, get_attn_activation
 from .compat import heads_by_auto_class
 from .model_types import SIGNED, is_signed, stock_type
 
@@ -241,6 +241,12 @@ def all_masses(mass: Any) -> list[float]:
     if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union
         return [mass]
     return [value for entry in mass for value in all_masses(entry)]
+
+
+def is_softmax(config: PretrainedConfig) -> bool:
+    """Whether a bidir model with this config computes softmax attention in every head."""
+    without_mass = not any(all_masses(config.attn_negative_mass))
+    return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
 
 
 def check_format(saved: int) -> None:

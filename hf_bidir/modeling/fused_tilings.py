@@ -4,8 +4,12 @@ By architecture, kernel, mode and head dimension (rounded up to 64, 128 or 256).
 to 128 were measured on an H200 (benchmarks/results/fused_tilings.md), except that of TanhMax forward at 64, which is
 the one without spilled registers (fused_instructions.md); the others are only compiled to fit the memory.
 `benchmarks/fused_tilings.py --write` measures the GPU that it runs on and rewrites its part. A Python file, because
-transformers copies no other files with the code of a checkpoint.
+transformers copies no other files with the code of a checkpoint. A kernel repository has tilings.json beside it, made
+from this table, where those of another GPU can be added or replaced.
 """
+
+import json
+from pathlib import Path
 
 Tiling = tuple[int, int, int, int]
 
@@ -40,3 +44,10 @@ ROWS: dict[str, tuple[Tiling, ...]] = {
 TILINGS = {
     f"{row} {size}": tiling for row, tilings in ROWS.items() for size, tiling in zip(HEAD_SIZES, tilings, strict=True)
 }
+
+TUNED = Path(__file__).with_name("tilings.json")
+if TUNED.is_file():
+    TILINGS |= {
+        entry: (rows, keys, warps, stages)
+        for entry, (rows, keys, warps, stages) in json.loads(TUNED.read_text()).items()
+    }

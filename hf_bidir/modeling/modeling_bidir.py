@@ -17,6 +17,7 @@ from .configuration_bidir import (
     bidir_config,
     check_bidir_config,
     config_of_class,
+    is_softmax,
     signed_config_class,
     stock_class,
     stock_heads,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_problem import Problem  # noqa: F401
     from .fused_tilings import TILINGS  # noqa: F401
     from .outside_attention import outside_class  # noqa: F401
+    from .own_attention import own_attention  # noqa: F401
     from .signed_attention import signed_attention  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
 
@@ -64,7 +66,7 @@ class BidirMixin(_Stock):
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """As in transformers; refuses backends without signed attention."""
-        self._check_backend(attn_implementation)
+        self._check_backend(attn_implementation, is_softmax(self.config))
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,14 +99,14 @@ class BidirMixin(_Stock):
         return False
 
     @classmethod
-    def _check_backend(cls, attn_implementation: str | dict | None) -> None:
+    def _check_backend(cls, attn_implementation: str | dict | None, softmax: bool = False) -> None:
         if isinstance(attn_implementation, dict):  # one backend per part of a composite model
             for part in attn_implementation.values():
-                cls._check_backend(part)
+                cls._check_backend(part, softmax)
             return
         if attn_implementation and attn_implementation != PAGED:
             attn_implementation = attn_implementation.removeprefix("paged|")  # as transformers does
-        check_attn_implementation(attn_implementation, cls.attends_between_tokens)
+        check_attn_implementation(attn_implementation, cls.attends_between_tokens, softmax)
         if attn_implementation == "fused" and (obstacle := fused_obstacle()):
             raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; use "sdpa".')
 
@@ -243,7 +245,7 @@ def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[
             "Sign a stock model with hf_bidir.signed(model), or load a stock checkpoint with from_pretrained(name)."
         )
     check_bidir_config(config)
-    model._check_backend(attn_implementation(config))
+    model._check_backend(attn_implementation(config), is_softmax(config))
     plain = config_of_class(stock, vars(config))
     vars(plain)["model_type"] = stock_type(config.model_type)  # may be another one with the same classes
     return plain

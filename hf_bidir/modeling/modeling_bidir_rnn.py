@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_tilings import TILINGS  # noqa: F401
     from .model_types import is_signed  # noqa: F401
     from .outside_attention import outside_class  # noqa: F401
+    from .own_attention import own_attention  # noqa: F401
     from .signed_attention import signed_attention  # noqa: F401
     from .signed_layers import sign_layers  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401

@@ -17,6 +17,7 @@ from .compat import ATTN_IMPLEMENTATION, attn_implementation, raw_attribute
 from .configuration_bidir import all_masses, layer_negative_mass
 from .eager_attention import grouped_matmul
 from .interventions import NONE, Interventions, running_call
+from .own_attention import is_own_function, own_attention
 
 logger = logging.get_logger(__name__)
 
@@ -42,7 +43,8 @@ class Plan(NamedTuple):
     window: int | None
     negative_mass: float | list[float]  # that of the layer, or one per head
     softmax: bool  # over all keys, which the function of the stock model may compute
-    kernel: str | None  # the flash or flex attention that the layer is to use
+    kernel: str | None  # the flash or flex attention, or the function of a user, that the layer is to use
+    own: bool  # whether it is the function of a user
     backend: str  # which of BACKENDS computes what no kernel does
     calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None: not kept
 
@@ -80,8 +82,14 @@ def _made_plan(layer: nn.Module, calls: dict | None) -> Plan:
     mass = layer_negative_mass(config, layer.signed_index, layer.signed_count)
     softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any(all_masses(mass)))
     kernel = None if name in REGISTERED else name
+    own = kernel is not None and is_own_function(kernel)
+    if own and not (softmax and window is None):
+        raise ValueError(
+            f'attn_implementation="{name}" computes attention of its own, which cannot be signed in addition; set '
+            "attn_negative_mass=0 to explain it as it is."
+        )
     backend = name if name in BACKENDS else "eager" if name == PAGED else "sdpa"
-    return Plan(activation, window, mass, softmax and window is None, kernel, backend, calls)
+    return Plan(activation, window, mass, softmax and window is None, kernel, own, backend, calls)
 
 
 class LayerCall(NamedTuple):
@@ -132,7 +140,7 @@ def signed_attention(
         query, key, value = changes.project(query, key, value)
     if query.shape[0] != key.shape[0]:
         query, key, value = same_batch(query, key, value)
-    attend_as = _attend_by_kernel if plan.kernel else _attend
+    attend_as = _attend_by_own if plan.own else _attend_by_kernel if plan.kernel else _attend
     call = LayerCall(module, plan, changes, wanting)
     context, coefficients = attend_as(call, query, key, value, attention_mask, **options)
     if changes.observe:
@@ -153,6 +161,8 @@ def _held(layer: nn.Module, masses: list[float], heads: int) -> list[float]:
 def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[str, Any]) -> Any:
     """The function of the stock model for a layer that computes softmax; None if this call wants what the function does
     not give: coefficients or score terms from SDPA."""
+    if plan.own:
+        return ALL_ATTENTION_FUNCTIONS[plan.kernel]
     if plan.kernel:
         from .two_calls import stock_kernel
 
@@ -162,6 +172,13 @@ def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[
         return ALL_ATTENTION_FUNCTIONS[PAGED] if paged else own_eager(type(module))  # type: ignore[arg-type]
     lacking = any(options.get(name) is not None for name in SDPA_LACKS)
     return None if plan.backend == "fused" or lacking or wanting else SDPA
+
+
+def _attend_by_own(
+    call: LayerCall, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`_attend` by the function of a user."""
+    return own_attention(call.layer, call.plan.kernel or "", call.changes, (query, key, value), mask, **options)
 
 
 def _attend_by_kernel(

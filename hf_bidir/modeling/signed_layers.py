@@ -28,6 +28,7 @@ from .compat import (
 from .configuration_bidir import check_layers
 from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
 from .outside_attention import OutsideAttention, outside_class
+from .own_attention import is_own_function
 from .signed_attention import (
     BACKENDS,
     PAGED,
@@ -75,16 +76,18 @@ _SIGNED_NAMES = {name: SIGNED + name for name in (*BACKENDS, PAGED)}
 
 def _signed_name(name: str | None) -> str:
     """The name of the signed function in place of the stock function `name`."""
-    check_attn_implementation(name)
+    check_attn_implementation(name, softmax=True)  # the plan of the layer knows λ
     signed_name = SIGNED + (name or "sdpa")
     if name not in REGISTERED and signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
         AttentionInterface.register(signed_name, signed_attention)
     return signed_name
 
 
-def check_attn_implementation(name: str | None, between_tokens: bool = True) -> None:
+def check_attn_implementation(name: str | None, between_tokens: bool = True, softmax: bool = False) -> None:
     """Raise ValueError unless `name` is a backend with signed attention, or None (not chosen yet); kernels support no
-    model with its own scores (`between_tokens=False`)."""
+    model with its own scores (`between_tokens=False`), and functions of users only `λ = 0` (`softmax`)."""
+    if softmax and between_tokens and is_own_function(name):
+        return
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
     if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())

@@ -2,6 +2,7 @@
 
     python -m research.explanations.models --data-dir DIR --model MINILM
     python -m research.explanations.run --data-dir DIR
+    python -m research.explanations.run --data-dir DIR --methods chefer    # a method that is new
 
 DIR holds the data of models.py, sst_trees and movie_rationales. Every method scores the tokens of the same
 test examples; "random" scores are a baseline. Rows go to results/explanations.csv, one for each task, model,
@@ -178,6 +179,7 @@ def main() -> None:
     parser = command_line(__doc__)
     add_options(parser)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="by default all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     folders, trials = {}, []
@@ -185,18 +187,21 @@ def main() -> None:
         for name, seed, folder in models(options, task):
             folders[task, name, seed] = folder
             weights = sha256(folder / "model.safetensors")[:8]
-            trials.append({"task": task, "model": name, "seed": seed, "weights": weights})
+            trial = {"task": task, "model": name, "seed": seed, "weights": weights}
+            trials += [trial | {"method": method} for method in options.methods] if options.methods else [trial]
 
-    def run(task: str, model: str, seed: int, weights: str) -> tuple[list[dict[str, Any]], list[Path]]:
+    def run(
+        task: str, model: str, seed: int, weights: str, method: str | None = None
+    ) -> tuple[list[dict[str, Any]], list[Path]]:
         people = [options.data_dir / "sst_trees/test.parquet"] if task == "sst2" else []
         files = [TASKS[task].file(options.data_dir, split) for split in ("test", "train")]
-        return measured(task, folders[task, model, seed], options), [*people, *files]
+        return measured(task, folders[task, model, seed], options, method), [*people, *files]
 
     run_grid(FILE, trials, run, KEY)
 
 
-def measured(task: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of a model, two for each method."""
+def measured(task: str, folder: Path, options: argparse.Namespace, only: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a model, two for each method, or for one only."""
     model, processor = load(folder)
     training = list(training_batches(task, model, processor, options.data_dir))
     orient(model, training[: ORIENTED // MASK_BATCH], target=None if reads_images(model) else 1)
@@ -204,8 +209,8 @@ def measured(task: str, folder: Path, options: argparse.Namespace) -> list[dict[
     fidelity_of = fidelity(model, training, replacement_of(task, processor), *MASKS[reads_images(model)])
     free, rows = signs_are_free(model), []
     methods = [name for name in methods_of(model) if name not in LEFT_OUT.get(task, ())]
-    methods = [name for name in methods if free or not METHODS[name].oriented]
-    for method in tqdm([*methods, RANDOM], desc=folder.name):
+    methods = [name for name in methods if (free or not METHODS[name].oriented) and only in (None, name)]
+    for method in tqdm(methods if only else [*methods, RANDOM], desc=folder.name):
         few = examples[: FAITHFUL.get(task)]
         predicted, seconds = timed_scores(model, few, method)
         known = {(id(one), one.predicted): scores for one, scores in zip(few, predicted, strict=True)}

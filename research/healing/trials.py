@@ -31,7 +31,8 @@ from benchmarks.measure import command_line, run_grid
 from benchmarks.real_weights import CACHE, load
 from benchmarks.runs import listing
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers, without_negatives
+from hf_bidir.checkpoints.layer_hooks import observed_layers, without_negatives
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.heal import divergence, relative_error
 from hf_bidir.modeling.attention_layers import attention_layers

@@ -10,7 +10,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.projections import Projections, projections, weight_of
+from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.projections import Projections, projections
 from hf_bidir.explain.record import keep_mask_of, prepared_inputs, record_coefficients
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.checkpoints.module_hooks import hooked
 from research.signs.observed import layers_of, output_maps, share
 
 LIKELY, UNLIKELY, EVENTS, HEADS = 10, 100, 4, 10

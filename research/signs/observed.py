@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.layer_hooks import observed_layers
-from hf_bidir.checkpoints.projections import projections, weight_of
+from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.projections import projections
 from hf_bidir.explain.record import record_coefficients
 
 RESAMPLES = 2000

@@ -6,7 +6,7 @@ from pandas import DataFrame
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import hooked
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.methods.contributions import edge_contributions
 from research.signs import copies, effects, negations, quiet
 from research.signs.observed import layers_of, output_maps

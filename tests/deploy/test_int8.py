@@ -12,9 +12,9 @@ from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
-from hf_bidir.explain import orient_heads
+from hf_bidir.explain import explain, orient_heads
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-from tests.tiny_models import inputs_of, stock_model
+from tests.tiny_models import inputs_of, stock_model, word_tokenizer
 from training import distill, text_classification
 
 
@@ -23,6 +23,7 @@ def folders(tmp_path_factory):
     """A signed BERT, and its copy with 8-bit weights."""
     folder = tmp_path_factory.mktemp("int8")
     signed(stock_model("bert", num_labels=3)).save_pretrained(folder / "full")
+    word_tokenizer().save_pretrained(folder / "full")
     quantise_checkpoint(folder / "full", folder / "int8")
     return folder / "full", folder / "int8"
 
@@ -53,11 +54,19 @@ def test_a_copy_is_neither_converted_nor_quantised_again(folders, refusing, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_a_copy_is_neither_oriented_nor_explained(folders):
+def test_a_copy_is_not_oriented(folders):
     with pytest.raises(ValueError, match="BidirBertForSequenceClassification has quantised weights"):
         orient_heads(read_model(folders[1]), [inputs_of("bert")])
-    with pytest.raises(ValueError, match="has quantised weights, which cannot be explained"):
-        load_checkpoint(folders[1])
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_copy_is_explained_like_the_checkpoint_that_it_was_made_from(folders, stock, tmp_path):
+    if stock:
+        stock_model("bert").save_pretrained(tmp_path / "full")
+        word_tokenizer().save_pretrained(tmp_path / "full")
+        folders = tmp_path / "full", quantise_checkpoint(tmp_path / "full", tmp_path / "int8")
+    expected, found = (explain(*load_checkpoint(folder), "a good film .", target=1).scores for folder in folders)
+    assert (found - expected).abs().max() < 0.2 * expected.abs().max()
 
 
 @pytest.mark.parametrize("script", [text_classification, distill])

@@ -1,5 +1,6 @@
 """The kernel repository: built from the package's files, loaded by the `kernels` library and by transformers."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernels._rust import Build, Digest, DigestAlgorithm, Metadata  # which kernel-builder uses too
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_kernels_available
 
 from hf_bidir import signed
 from hf_bidir.deploy.kernel import load_kernel
+from hf_bidir.modeling.fused_tilings import TILINGS
 from tests.tiny_models import inputs_of, logits_of, stock_model
 
 ROOT = Path(__file__).parents[2]
@@ -44,11 +47,40 @@ def built(tmp_path_factory):
     return module_of(ROOT / "kernels/build.py").build(folder)
 
 
+def renamed(built, folder):
+    """A copy of a built kernel that one process can load beside the first."""
+    shutil.copytree(built, folder)
+    for variant in folder.glob("build/*"):
+        metadata = json.loads((variant / "metadata.json").read_text())
+        (variant / "metadata.json").write_text(json.dumps(metadata | {"id": f"_{folder.name}_kernel"}))
+    return folder
+
+
 def test_its_own_tests_pass(built):
     module = module_of(built / "tests/test_signed_attention.py")
     kernel = load_kernel(built)
     module.test_context_and_gradients_are_those_of_the_formula(kernel, torch.float32, 32)
     module.test_a_causal_query_does_not_see_later_keys(kernel)
+
+
+def test_its_configuration_and_files_are_what_the_kernels_library_of_this_version_reads(built):
+    assert set(map(str, Build.open(built).general.backends)) == {"cpu", "cuda"}
+    for variant in built.glob("build/*"):
+        found = Digest.hash_variant(DigestAlgorithm.SHA256, variant)
+        Metadata.read_from_file(variant / "metadata.json").digest.validate(found)
+        assert "tilings.json" in found.files
+
+
+def test_its_tilings_are_those_of_the_package_and_an_entry_of_its_json_file_replaces_one(built, tmp_path):
+    kernel = load_kernel(built)
+    assert json.loads(Path(kernel.__file__).with_name("tilings.json").read_text()).keys() == TILINGS.keys()
+    assert importlib.import_module(f"{kernel.__name__}.fused_tilings").TILINGS == TILINGS
+    folder = renamed(built, tmp_path / "tuned")
+    tuned = {"ada forward tanhmax 64": [16, 16, 2, 1], "volta forward tanhmax 64": [32, 16, 4, 1]}
+    for variant in folder.glob("build/*"):
+        (variant / "tilings.json").write_text(json.dumps(tuned))
+    found = importlib.import_module(f"{load_kernel(folder).__name__}.fused_tilings").TILINGS
+    assert found == TILINGS | {name: tuple(tiling) for name, tiling in tuned.items()}
 
 
 def test_it_holds_the_files_of_the_package(built):
@@ -113,11 +145,8 @@ def test_its_benchmark_compares_with_the_formula(built):
 def test_a_kernel_of_another_version_or_one_that_was_not_built_is_refused(built, tmp_path):
     with pytest.raises(FileNotFoundError, match="run: make kernel"):
         load_kernel(ROOT / "kernels")
-    folder = tmp_path / "other"
-    shutil.copytree(built, folder)
+    folder = renamed(built, tmp_path / "other")
     for variant in folder.glob("build/*"):
         (variant / "version.py").write_text('VERSION = "0.0.1"\n')
-        metadata = json.loads((variant / "metadata.json").read_text())
-        (variant / "metadata.json").write_text(json.dumps(metadata | {"id": "_another_kernel"}))
     with pytest.raises(ValueError, match=r"was made from hf_bidir 0\.0\.1, and hf_bidir .* is installed"):
         load_kernel(folder)

@@ -11,8 +11,9 @@ import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
-from hf_bidir.explain import align, alignment_grid, contributions, explain
+from hf_bidir.explain import align, alignment_grid, contributions, cross_rollout, explain
 from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
+from hf_bidir.explain.record import record_maps
 from hf_bidir.finetune.data.tokenizer import train_words
 from tests.explain.conftest import saved, tokenizer, with_biases
 from tests.tiny_models import STOCK
@@ -168,7 +169,7 @@ def test_the_command_draws_the_alignment_and_names_the_sources_of_every_word(tmp
 def test_an_encoder_decoder_has_methods_of_its_own():
     model = model_of()
     assert explain(model, TOKENIZER, TEXT).summary() == align(model, TOKENIZER, TEXT).summary()
-    told = "Seq2SeqLM is explained by contributions or attnlrp; got the method 'erasure'"
+    told = "Seq2SeqLM is explained by one of contributions, attnlrp, chefer; got the method 'erasure'"
     with pytest.raises(ValueError, match=told):
         explain(model, TOKENIZER, TEXT, "erasure")
     with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
@@ -186,3 +187,27 @@ def test_the_grid_has_a_row_per_generated_word_and_a_panel_per_unit():
     assert sorted(text.get_text() for text in panel.texts) == ["+", "+", "−"]
     with pytest.raises(ValueError, match=r"expected values \[written, source\] = \(2, 3\)"):
         alignment_grid(["x", "y"], ["a", "b", "c"], {"a": np.zeros((3, 2))})
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_gradient_weighted_attention_traces_each_generated_token_through_all_layers(name):
+    model = cross_model(name)
+    found = align(model, TOKENIZER, TEXT, method="chefer")
+    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
+    ids = model.generate(**inputs, num_beams=1)
+    outputs, maps, values = record_maps(model, inputs | {"decoder_input_ids": ids[:, :-1]})
+    encoding = set(model.get_encoder().modules())
+    # the layers of the decoder take turns: attention among themselves, then to the source
+    places = iter(["decoder", "cross"] * len(maps))
+    places = ["encoder" if layer in encoding else next(places) for layer, _ in values]
+    for step, row in enumerate(next(iter(found.scores.values()))):
+        logits = outputs.logits[0, step]
+        y = logits[ids[0, step + 1]] - logits.mean()
+        gradients = torch.autograd.grad(y, maps, retain_graph=True, materialize_grads=True)
+        edges = [(place, a.detach() * g) for place, a, g in zip(places, maps, gradients, strict=True)]
+        torch.testing.assert_close(row, cross_rollout(edges)[0, step], rtol=1e-3, atol=1e-6)
+
+
+def test_a_recurrent_model_has_no_layers_to_trace(model):
+    with pytest.raises(ValueError, match="chefer needs attention between tokens; BidirRnnForSeq2SeqLM has none"):
+        align(model, TOKENIZER, TEXT, method="chefer")

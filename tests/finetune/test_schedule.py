@@ -104,11 +104,12 @@ def test_a_model_without_negative_mass_is_refused(tmp_path):
 def test_tensorboard_shows_the_negative_mass_of_every_step(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
-    trained(tmp_path, schedule, trainer=SignedTrainer, report_to="tensorboard")
+    run = trained(tmp_path, schedule, trainer=SignedTrainer, report_to="tensorboard")
     folder = next(tmp_path.rglob("events.out*")).parent
     events = EventAccumulator(str(folder)).Reload()
     shown = [event.value for event in events.Scalars("train/negative_mass")][:10]
     assert shown == pytest.approx([schedule.value(step, 10) for step in range(10)])
+    assert "negative_mass" not in run.evaluate()  # which is no metric
 
 
 def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path):

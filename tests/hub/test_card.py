@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from datasets import Dataset
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from hf_bidir.cli import app
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.card import card_differences, merge_cards, write_card
 from hf_bidir.hub.card_numbers import differences, headline, recalls_in, results_table
+from hf_bidir.hub.push import stage
 from tests.tiny_models import WORDS, word_tokenizer
 
 RESULTS = {
@@ -142,6 +144,35 @@ def test_the_saved_card_is_valid_front_matter_with_the_numbers_in_its_index(fini
         ("text-classification", "reviews.csv", "test", "accuracy", 0.8125),
         ("text-classification", "reviews.csv", "test", "f1", 0.7936),
     ]
+
+
+def test_the_card_says_how_the_model_comes_from_its_base_unless_a_person_says_otherwise_and_links_papers(finished):
+    card = build_model_card(finished)
+    assert card.data["base_model_relation"] == "finetune"
+    assert "[Huang, Yang, Wang 2024](https://doi.org/10.6339/24-JDS1134)" in card.text
+    card.data["base_model_relation"] = "merge"
+    card.save(finished / "README.md")
+    assert build_model_card(finished).data["base_model_relation"] == "merge"
+    config = json.loads((finished / "config.json").read_text())
+    write(finished, "config.json", config | {"attn_activation": "softmax", "decoder_style": "luong"})
+    assert "https://arxiv.org/abs/1508.04025" in build_model_card(finished).text
+
+
+def test_a_number_on_a_task_of_a_benchmark_is_saved_for_its_leaderboard_and_no_other(finished):
+    results = finished / ".eval_results/hf_bidir.yaml"
+    write_card(finished)
+    assert not results.exists()
+    task = {"hub_name": "someone/benchmark", "task_id": "reviews"}
+    write(finished, "run.json", RUN | {"data": {"test": RUN["data"]["test"] | task}})
+    write_card(finished, "me/mine")
+    (entry,) = parse_eval_result_entries(yaml.safe_load(results.read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("someone/benchmark", "reviews", 0.8125)
+    assert (entry.notes, entry.source_url) == ("accuracy", "https://huggingface.co/me/mine")
+    staged = stage(finished, finished.parent / "staged", "me/mine")
+    assert ".eval_results/hf_bidir.yaml" in staged.files
+    write(finished, "run.json", RUN)
+    write_card(finished)
+    assert not results.exists()
 
 
 def test_title_data_set_and_language_of_a_file_are_those_in_its_record(finished):

@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -166,6 +167,31 @@ def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(repository
     code = {name: content for name, content in files.items() if name.endswith(".py")}
     assert code == {name: (MODELING / name).read_bytes() for name in code_files(BidirBertConfig().auto_map)}
     assert {"config.json", "model.safetensors", "README.md"} <= files.keys()
+
+
+def test_a_collection_gets_the_model_and_the_card_of_its_predecessor_names_it(published, repository, push_with, folder):
+    hub, alice = published
+    hub.collections["alice/signed-0123456789abcdef01234567"] = []
+    assert alice.run("push", folder, "alice/earlier").returncode == 0
+    for _ in range(2):
+        done = push_with("--collection", "alice/signed-0123456789abcdef01234567", "--replaces", "alice/earlier")
+        assert done.returncode == 0, done.stderr
+    assert hub.collections["alice/signed-0123456789abcdef01234567"] == ["alice/tiny"]
+    assert alice.run("push", folder, "alice/earlier").returncode == 0  # which keeps what its card says
+    card = ModelCard(hub.repositories["alice/earlier"].at("main")["README.md"].decode())
+    assert card.data["new_version"] == "alice/tiny"
+    before = dict(repository.branches)
+    refused = push_with("--collection", "alice/no-such-0123456789abcdef01234567", "--revision", "new")
+    assert (refused.returncode, "there is no such collection" in refused.stderr) == (2, True), refused.stderr
+    assert repository.branches == before
+
+
+def test_an_int8_copy_of_a_published_checkpoint_names_it_as_its_base(published, tmp_path):
+    done = published[1].run("quantise", "alice/tiny", tmp_path / "int8")
+    assert done.returncode == 0, done.stderr
+    assert published[1].run("card", tmp_path / "int8").returncode == 0
+    data = ModelCard.load(tmp_path / "int8/README.md").data
+    assert (data.base_model, data["base_model_relation"]) == ("alice/tiny", "quantized")
 
 
 def test_an_unchanged_folder_makes_no_commit(repository, push_with):

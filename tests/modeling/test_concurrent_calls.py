@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked, in_evaluation, kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys, observed_layers
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import inputs_of, logits_of, stock_model
 

@@ -11,18 +11,17 @@ import gradio as gr
 import pytest
 import torch
 from app import OPENS_WITH, found_here
-from page import (
+from models import (
     DEFAULT,
     LONGEST,
     PREDICTED,
     SENTENCES,
     counterpart_of,
     examples_of,
-    explained,
     loaded,
     offered_models,
-    opened,
 )
+from page import explained, opened
 from page import page as build_page
 from pictures import pictures
 from PIL import Image

@@ -4,6 +4,7 @@ import json
 import shlex
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_bidir import BidirRnnForSequenceClassification
@@ -45,6 +46,13 @@ def test_the_end_of_a_long_text_can_be_kept_and_the_tokenizer_remembers(texts, t
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     whole = tokenizer("good good bad bad bad", truncation=False)["input_ids"]
     assert tokenizer("good good bad bad bad", truncation=True)["input_ids"] == whole[-3:]
+
+
+def test_loggers_get_the_share_of_negative_coefficients_with_the_loss(texts, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    main([*texts, *BRIEF, "--report_to", "tensorboard", "--output_dir", str(tmp_path / "run")])
+    shown = EventAccumulator(str(tmp_path / "events")).Reload().Tags()["scalars"]
+    assert {"train/loss", "train/negative_mass", "train/negative_share", "train/largest_activation"} <= set(shown)
 
 
 def test_an_unknown_encoder_is_one_error(texts, tmp_path):

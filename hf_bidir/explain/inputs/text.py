@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
+from hf_bidir.explain.inputs.parts import Parted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,6 +30,7 @@ class Example:
     special: list[bool]
     token_of_piece: Tensor  # [length]: index of the token that each model position belongs to
     truncated: int = 0  # number of word pieces cut off
+    whole: bool = False  # whether tokens are segments, which erasure removes as a whole
     grid: tuple[int, int] | None = None  # rows and columns of patches
     photo: "Image.Image | None" = None  # the part of an image that is the input, in its own resolution
 
@@ -44,25 +46,30 @@ class Example:
 def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     """Tokenize a text or a list of words, truncated to `limit` word pieces.
 
-    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks.
+    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks. Of a `Parted` text
+    the parts are tokens if they are `whole`, and what a chat template writes is special.
 
     Raises:
-        ValueError: the text has no word.
+        ValueError: the text has no word, or its parts are asked of a tokenizer without character offsets.
     """
     wordless = f"expected a text with at least one word, got {text!r}."
     if not "".join(text).strip():
         raise ValueError(wordless)
-    split = tokenizer.is_fast and not isinstance(text, str)
+    split, whole_parts = tokenizer.is_fast and not isinstance(text, str), isinstance(text, Parted) and text.whole
+    if isinstance(text, Parted) and not tokenizer.is_fast:
+        raise ValueError(f"segments and conversations need a fast tokenizer; {type(tokenizer).__name__} is slow.")
     text = text if isinstance(text, str) else list(text) if split else " ".join(text)
-    whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
-    options: dict[str, Any] = {"truncation": True, "max_length": limit, "return_tensors": "pt"}
+    ends = {"add_special_tokens": not is_template(text)}
+    whole = len(tokenizer(text, is_split_into_words=split, verbose=False, **ends)["input_ids"])
+    options: dict[str, Any] = {"truncation": True, "max_length": limit, "return_tensors": "pt"} | ends
     if tokenizer.is_fast:
         options |= {"is_split_into_words": split, "return_offsets_mapping": True}
     encoding = tokenizer(text, **options)
     tokens, special, token_of_piece = (_words if tokenizer.is_fast else _joined_pieces)(tokenizer, text, encoding)
     if all(special):
         raise ValueError(wordless)
-    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(token_of_piece))
+    cut = whole - len(token_of_piece)
+    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), cut, whole_parts)
 
 
 def _words(tokenizer, text: str | list[str], encoding: Any) -> tuple[list[str], list[bool], list[int]]:
@@ -73,19 +80,30 @@ def _words(tokenizer, text: str | list[str], encoding: Any) -> tuple[list[str], 
     special: list[bool] = []
     token_of_piece: list[int] = []
     last, first, reach = None, 0, 0  # the word of the piece before, from its smallest start to its largest end
+    segment = None  # that of the piece before
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
+        part = text.part_at(start, end, segment) if isinstance(text, Parted) and word is not None else None
         begins = word is None or word != last
-        if isinstance(text, str) and word is not None and last is not None:
+        if isinstance(text, Parted) and text.whole and (part is not None or segment is not None):
+            begins = part != segment
+        elif isinstance(text, str) and word is not None and last is not None:
             begins = _begins_word(text, first, reach, start, begins)
         if begins:
             tokens.append(piece)
-            special.append(word is None)
+            special.append(word is None or (is_template(text) and part is None))
             first, reach = start, end
-        last, first, reach = word, min(first, start), max(reach, end)
+        last, first, reach, segment = word, min(first, start), max(reach, end), part
         if word is not None:
             tokens[-1] = _spelling(text, first, reach) if isinstance(text, str) else text[word]
+        if isinstance(text, Parted) and text.whole and part is not None:
+            tokens[-1] = text.named(part)
         token_of_piece.append(len(tokens) - 1)
     return tokens, special, token_of_piece
+
+
+def is_template(text: Any) -> bool:
+    """Whether a chat template wrote the text, with its special tokens."""
+    return isinstance(text, Parted) and text.template
 
 
 def _begins_word(text: str, first: int, reach: int, start: int, new: bool) -> bool:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
+from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images, units_of
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 from hf_bidir.explain.target import Position, Target, check_position, takes_embedding
 
@@ -105,7 +105,11 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
 
 
 def passes_of(model: PreTrainedModel, inputs: Inputs) -> int:
-    """The forward passes that erasure takes per text, one for each token, whatever the number of explained outputs."""
+    """The forward passes that erasure takes per text, one for each token or segment, whatever the number of explained
+    outputs."""
+    units = units_of(inputs)
+    if units is not None:
+        return int((units.diff() != 0).sum(-1).max()) + 1
     inputs = inputs.inputs if isinstance(inputs, Record) else inputs
     main = inputs.get(model.main_input_name) if isinstance(inputs, Mapping) else None
     return main.shape[-1] if isinstance(main, Tensor) else 1

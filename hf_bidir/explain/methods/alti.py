@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers
-from hf_bidir.checkpoints.projections import Projections, projections, weight_of
+from hf_bidir.checkpoints.layer_hooks import observed_layers
+from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.module_hooks import hooked
+from hf_bidir.checkpoints.projections import Projections, projections
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.methods.attention import rolled_out
 from hf_bidir.explain.record import Inputs, Record, record_coefficients, sequence_length

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.methods import NoRule
 from hf_bidir.explain.record import Inputs, attends_between_tokens
 from hf_bidir.explain.target import InputFunction, Position, Target

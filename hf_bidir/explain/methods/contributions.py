@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.projections import Projections, check_differentiable, projections, weight_of
+from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.projections import Projections, projections
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.methods.attention import chosen_layers, from_source
 from hf_bidir.explain.record import Inputs, Record, check_exists, sequence_length
@@ -66,7 +67,6 @@ def coefficients_and_gradients(
     """`a` and `∂y/∂a` of every run of a layer, `[batch, heads, queries, keys]`; 0 where `a` does not affect `y`."""
     with torch.inference_mode(False), torch.enable_grad():
         record = Record.of(model, inputs)
-        check_differentiable(model)
         outputs, coefficients = record.read()
         y = choose_readout(model, outputs, target, position, record.position)(outputs)
         gradients = record.gradients(y.sum())

@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
-from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, leading_tokens, patch_size
+from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, attends_between_tokens, leading_tokens, patch_size
 from hf_bidir.explain.target import Position, Readout, Target, choose_readout, takes_embedding
 
 
@@ -44,9 +44,12 @@ def erasure(
                            mean colour after normalisation.
         chunk_size: number of erased tokens per forward pass.
 
+    The tokens of a segment (`SegmentedInputs`) are erased together; "token" refuses segments.
+
     Returns:
-        `[batch, length]`; for images one entry per token, special tokens first. Zero for padding and, with "token", for
-        tokens that cannot be deleted: the one that `y` is read from, and those before an image's patches.
+        `[batch, length]`, the effect of a segment at its first token; for images one entry per token, special tokens
+        first. Zero for padding and, with "token", for tokens that cannot be deleted: the one that `y` is read from, and
+        those before an image's patches.
 
     Raises:
         ValueError: an unknown `how`, a `chunk_size` below 1, and as in `contributions`.
@@ -56,17 +59,22 @@ def erasure(
     if chunk_size < 1:
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     record = Record.of(model, inputs)
+    if how == "token" and record.units is not None:
+        raise ValueError("erasure-token removes single tokens; use erasure or erasure-mask for segments.")
     asked = len(record.inputs[model.main_input_name])
     record = record if how == "token" else _one_text(record)
     inputs = record.inputs
     with in_evaluation(model):
         outputs, length = record.read()[0], record.length
         keep, read = record.keep, record.position
+        units = torch.arange(length, device=keep.device).expand_as(keep)
+        units = units if record.units is None else record.units.to(keep.device)
+        first = units != torch.nn.functional.pad(units[:, :-1], (1, 0), value=-1)
         outputs, shared = (outputs, False) if len(keep) == asked else (_repeated(outputs, asked), True)
         readout = choose_readout(model, outputs, target, position, read)
         whole = readout(outputs)
         effects = torch.zeros(asked, length, dtype=whole.dtype, device=whole.device)
-        erasable = keep if how != "token" else keep & ~_indispensable(model, inputs, readout, read, keep)
+        erasable = keep & first if how != "token" else keep & ~_indispensable(model, inputs, readout, read, keep)
         chunks = [chunk for chunk in erasable.nonzero().split(chunk_size) if len(chunk)]
         for chunk in tqdm(
             chunks, desc="erasure", unit="call", leave=False, delay=1, disable=not progress or len(chunks) < 2
@@ -77,7 +85,7 @@ def erasure(
                 rows, own = _without_input(model, rows, own, tokens, length)
                 remaining = model(**rows, return_dict=True)
             else:
-                others = torch.arange(length, device=tokens.device) != tokens.unsqueeze(1)
+                others = units[examples] != units[examples, tokens].unsqueeze(1)
                 if takes_embedding(model):
                     rows["pooled"] = others
                 with _attending_only(model, others[:, None, None], how):
@@ -95,7 +103,8 @@ def _one_text(record: Record) -> Record:
     same = kind_of(record.model).per_token and all(bool((x == x[:1]).all()) for x in record.inputs.values())
     if not same or record.kept:
         return record
-    return Record(record.model, {name: value[:1] for name, value in record.inputs.items()})
+    first = {name: value[:1] for name, value in record.inputs.items()}
+    return Record(record.model, first if record.units is None else SegmentedInputs(first, record.units[:1]))
 
 
 def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:

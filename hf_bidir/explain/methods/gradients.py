@@ -10,7 +10,8 @@ from captum.attr import InputXGradient, IntegratedGradients, LayerGradCam, Noise
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.record import Inputs, check_exists, leading_tokens
 from hf_bidir.explain.target import InputFunction, Position, Target

@@ -8,7 +8,8 @@ from torch.utils._pytree import tree_map
 from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation
+from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.methods.attention import rolled_out
 from hf_bidir.explain.record import Inputs, Record, blocks, check_exists, sequence_length

@@ -1,0 +1,105 @@
+"""The models of the Space, their examples, and explanations of one input by a model and its counterpart."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.explain import METHODS, load_checkpoint
+from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir.explain.result import Alignment, Explanation
+
+EXAMPLES = Path(__file__).resolve().parent / "examples"  # a folder of images per data set
+ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
+LONGEST = 2000  # letters of a text
+LOADED = 4  # maximum checkpoints in memory
+DEFAULT, PREDICTED = "the default", "the prediction"  # as a method or a target, in place of a name
+SENTENCES = (
+    "a warm and funny film with a weak ending",  # the models that the page opens with agree on it
+    "the plot is dull, but the actors are wonderful",
+    "not a bad film at all",
+)
+PROMPTS = ("The acting was terrible and the story was", "This is one of the best", "I did not like the")
+NO_TEXT = "There is nothing to explain yet: type a text."
+NO_IMAGE = "There is nothing to explain yet: upload an image."
+
+
+def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
+    """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
+    path = Path(checkpoint)
+    for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
+        head, found, tail = path.name.rpartition(one)
+        if found:
+            named = [name for name in checkpoints if Path(name).name == head + other + tail]
+            return next((name for name in named if Path(name).parent == path.parent), next(iter(named), None))
+    return None
+
+
+def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
+    """Label and checkpoint of every choice: the signed one of each pair, and those without a counterpart."""
+    offered = []
+    for checkpoint in checkpoints:
+        name, other = Path(checkpoint).name, counterpart_of(checkpoint, checkpoints)
+        if other and "softmax" in name and counterpart_of(other, checkpoints) == checkpoint:
+            continue
+        offered.append((name.replace("-tanhmax", "") if other else name, checkpoint))
+    return offered
+
+
+@lru_cache(LOADED)
+def loaded(checkpoint: str) -> tuple[PreTrainedModel, object]:
+    return load_checkpoint(checkpoint)
+
+
+def takes_images(checkpoint: str) -> bool:
+    return loaded(checkpoint)[0].main_input_name == "pixel_values"
+
+
+def examples_of(checkpoint: str) -> list[str]:
+    """Texts, or image files."""
+    model, processor = loaded(checkpoint)
+    if takes_images(checkpoint):
+        fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
+        return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
+    if not kind_of(model).names_tokens:
+        return list(SENTENCES)
+    if "MaskedLM" in type(model).__name__:
+        return [f"The film was {processor.mask_token} and I loved it."]
+    return list(PROMPTS)
+
+
+def explanations(
+    names: list[str], given: Any, method: str, target: str, chosen: list[int] | None
+) -> tuple[list[Explanation | Alignment], list[str], str]:
+    """Each model's explanation, what its scores support, and whether the predictions agree; where they differ, both
+    explanations are of the first model's prediction."""
+    where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
+    if chosen:  # by contributions, as on the command line, where the method takes all heads together
+        where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
+    found = [explain_checkpoint(loaded(name), given, traced=(), **where) for name in names]
+    aims, verdict = [f"“{target}”"] * len(names), ""
+    if target == PREDICTED and not isinstance(found[0], Alignment):
+        aims = ["y" if one.target is None else "its own prediction" for one in found]
+        own = list(map(predicted_class, names, found))
+        if len(set(own)) > 1:
+            found[1] = explain_checkpoint(loaded(names[1]), given, traced=(), **where | {"target": own[0]})
+            aims[1] = f"“{own[0]}”, which the first model predicts"
+            verdict = f"The models differ; both are explained for “{own[0]}”."
+        elif own[0] and len(names) > 1:
+            verdict = f"Both models predict “{own[0]}”."
+    return found, aims, verdict
+
+
+def takes_head(method: str) -> bool:
+    """Whether a method of the page explains a single head; the default one explains all, whatever its name."""
+    return method != DEFAULT and METHODS[method].takes_head
+
+
+def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
+    """The class that a classifier predicts and that was explained; None for other models."""
+    model = loaded(checkpoint)[0]
+    if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
+        return None
+    return None if explanation.target is None else model.config.id2label[explanation.target]

@@ -1,0 +1,109 @@
+"""The explanations of the page as JSON, for programs: tools of MCP and endpoints of Gradio's API.
+
+They return text, because Gradio would send anything else over MCP as Python prints it.
+"""
+
+import base64
+import binascii
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from models import (
+    ACTIVATIONS,
+    DEFAULT,
+    LONGEST,
+    NO_IMAGE,
+    NO_TEXT,
+    PREDICTED,
+    counterpart_of,
+    examples_of,
+    explanations,
+    loaded,
+    offered_models,
+    takes_images,
+)
+from PIL import Image, UnidentifiedImageError
+
+from hf_bidir.common.images import FORMATS
+from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.result import Alignment, Explanation
+
+LARGEST = 14_000_000  # letters: a file of 10 MB
+
+
+def add_tools(checkpoints: list[str]) -> None:
+    """Add the tools to the page that is being built."""
+    offered = dict(offered_models(checkpoints))
+
+    def models() -> str:
+        """List the models that can be explained.
+
+        Returns:
+            JSON: per model its name, whether it takes a text or an image, the methods that explain it, an example text.
+        """
+        return json.dumps([_described(*one) for one in offered.items()])
+
+    def explain(model: str, text: str = "", image: str = "", method: str = "", target: str = "") -> str:
+        """Explain which words of a text, or patches of an image, support a model's prediction and which oppose it.
+
+        The model has signed attention; where a softmax counterpart of it is known, that is explained too, for the same
+        class. A positive score supports the explained class, a negative one opposes it.
+
+        Args:
+            model: a name from `models`.
+            text: the text to explain, for a model that takes texts.
+            image: the image to explain, for a model that takes images: a file in base64, or a data URL of it.
+            method: how to explain, one of the model's methods; empty for its default.
+            target: the class, or for a language model the word, to explain; empty for the prediction.
+
+        Returns:
+            JSON: whether the models agree, and per model its prediction, a summary and a score for each word or patch.
+        """
+        try:
+            if model not in offered:
+                raise ValueError(f"there is no model {model!r}; choose one of: {', '.join(offered)}.")
+            other = counterpart_of(offered[model], checkpoints)
+            names = [offered[model], other] if other else [offered[model]]
+            given = _image(image) if takes_images(names[0]) else _text(text)
+            found, _, verdict = explanations(names, given, method or DEFAULT, target or PREDICTED, None)
+        except (ValueError, OSError) as error:
+            raise gr.Error(str(error), print_exception=False) from error
+        return json.dumps({"verdict": verdict, "models": list(map(_numbers, names, found))})
+
+    for tool in (models, explain):
+        gr.api(tool, concurrency_id="page")
+
+
+def _described(name: str, checkpoint: str) -> dict[str, Any]:
+    images = takes_images(checkpoint)
+    described = {"name": name, "takes": "image" if images else "text"}
+    described["methods"] = list(methods_of(loaded(checkpoint)[0]))
+    return described if images else described | {"example": examples_of(checkpoint)[0]}
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError(NO_TEXT)
+    return f" {text.strip()[:LONGEST]}"  # with a leading space, a text cannot name a file
+
+
+def _image(data: str) -> Image.Image:
+    if not data:
+        raise ValueError(NO_IMAGE)
+    if len(data) > LARGEST:
+        raise ValueError(f"expected an image of at most {LARGEST:,} letters in base64, got {len(data):,}.")
+    try:
+        content = base64.b64decode(data.rpartition(",")[2], validate=True)
+        return Image.open(io.BytesIO(content), formats=FORMATS)
+    except (binascii.Error, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ValueError("expected an image file in base64, of less than 178 million pixels; this is none.") from error
+
+
+def _numbers(checkpoint: str, one: Explanation | Alignment) -> dict[str, Any]:
+    name = Path(checkpoint).name
+    attention = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
+    numbers = one.to_dict() if isinstance(one, Explanation) else {}
+    return {"model": name, "attention": attention, "summary": one.summary(), **numbers}

@@ -1,0 +1,195 @@
+"""Conversations, and segments of a text that get one score each."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from hf_bidir.checkpoints.convert import signed
+from hf_bidir.cli import app
+from hf_bidir.explain import explain, read_text
+from hf_bidir.explain.inputs.parts import conversation, segmented
+from hf_bidir.explain.inputs.text import window, windows_of
+from hf_bidir.explain.methods.erasure import _attending_only
+from tests.explain.conftest import bert, tokenizer
+from tests.tiny_models import stock_model
+
+CARD = Path(__file__).parents[2] / "model_cards/imdb-lm-tanhmax"
+TEXT = "a good film . un believ ! bad film ."
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Was it good? I ask twice."}]
+TEMPLATE = (
+    "{% for m in messages %}{{ eos_token }}{{ m.role }}\n{{ m.content | trim }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ eos_token }}assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer():
+    found = AutoTokenizer.from_pretrained(CARD)
+    found.chat_template = TEMPLATE
+    return found
+
+
+@pytest.fixture(scope="module")
+def chat_model(chat_tokenizer):
+    return signed(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 1.0)
+
+
+def test_the_words_of_a_sentence_or_a_paragraph_are_one_token():
+    words = read_text(tokenizer(), segmented(TEXT, "sentences"), 20).tokens
+    assert words == ["[CLS]", "a good film .", "un believ !", "bad film .", "[SEP]"]
+    words = read_text(tokenizer(), segmented("a film\n\na bad\n one", "paragraphs"), 20).tokens
+    assert words == ["[CLS]", "a film", "a bad\n one", "[SEP]"]
+
+
+def test_given_segments_are_tokens_between_the_words_of_the_rest():
+    words = read_text(tokenizer(), segmented(TEXT, ["good film", "bad film ."]), 20).tokens
+    assert words == ["[CLS]", "a", "good film", ".", "un", "believ", "!", "bad film .", "[SEP]"]
+    with pytest.raises(ValueError, match="expected 'good' in the text after the segment before it"):
+        segmented(TEXT, ["bad", "good"])
+
+
+def test_a_sentence_keeps_its_closing_quotes_and_the_blanks_after_it(chat_tokenizer):
+    given = 'He said "a good film." She (too.) left.\n\nA film!'
+    parts = segmented(given, "sentences").parts
+    assert [given[start:end] for start, end in parts] == ['He said "a good film."', "She (too.)", "left.", "A film!"]
+    words = read_text(chat_tokenizer, segmented(given, "paragraphs"), 40).tokens
+    assert words == ['He said "a good film." She (too.) left.', "A film!"]
+
+
+@pytest.mark.parametrize("segments", [[], [1], "chapters"])
+def test_segments_that_are_none_are_refused(segments):
+    with pytest.raises(ValueError, match=r"expected (segments sentences, paragraphs, or a list of texts|at least one)"):
+        segmented(TEXT, segments)
+
+
+def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
+    with pytest.raises(ValueError, match="erasure-token removes single tokens; use erasure or erasure-mask"):
+        explain(bert(), tokenizer(), TEXT, "erasure-token", segments="sentences")
+
+
+def test_erasure_removes_a_segment_as_a_whole():
+    model = bert(negative_mass=0.0)
+    found = explain(model, tokenizer(), TEXT, "erasure-mask", target=1, segments="sentences")
+    inputs = tokenizer()(TEXT, return_tensors="pt")
+    whole = model(**inputs).logits[0, 1]
+    kept = torch.ones_like(inputs["attention_mask"])
+    kept[0, 1:5] = 0  # the first sentence
+    without = model(**inputs | {"attention_mask": kept}).logits[0, 1]
+    torch.testing.assert_close(found.scores[1], (whole - without).detach())
+
+
+def test_other_scores_of_a_segment_are_the_sum_over_its_words():
+    model = bert()
+    words, sentences = (
+        explain(model, tokenizer(), TEXT, "contributions", segments=kind).scores for kind in (None, "sentences")
+    )
+    torch.testing.assert_close(sentences[1:4], torch.stack([words[1:5].sum(), words[5:8].sum(), words[8:11].sum()]))
+
+
+def test_segments_of_a_text_in_several_windows_are_erased_in_each():
+    model, text = bert(negative_mass=0.0), f"{TEXT} {TEXT}"
+    found = explain(model, tokenizer(), text, "erasure-mask", target=1, segments="sentences")
+    example = read_text(tokenizer(), segmented(text, "sentences"), 100)
+    expected, windows = torch.zeros(len(example.tokens)), windows_of(example, 12)
+    for places in windows:
+        inputs, units = window(example, places), example.token_of_piece[places]
+        whole = model(**{name: value[None] for name, value in inputs.items()}).logits[0, 1]
+        for unit in units.unique():
+            kept = inputs | {"attention_mask": (units != unit).long()}
+            without = model(**{name: value[None] for name, value in kept.items()}).logits[0, 1]
+            expected[unit] += (whole - without).detach() / len(windows)
+    assert len(windows) > 1
+    torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_conversation_has_the_tokens_of_its_chat_template_and_its_markup_is_special(chat_tokenizer):
+    example = read_text(chat_tokenizer, conversation(chat_tokenizer, QUESTION), 100)
+    expected = chat_tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert example.inputs["input_ids"][0].tolist() == expected
+    shown = "".join(word for word, special in zip(example.tokens, example.special, strict=True) if not special)
+    assert shown == "Bebrief.Wasitgood?Iasktwice."
+
+
+def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages")
+    assert found.shown(found.scores)[0] == ["system: Be brief.", "user: Was it good? I ask twice."]
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="sentences")
+    assert found.shown(found.scores)[0] == ["Be brief.", "Was it good?", "I ask twice."]
+
+
+def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
+    assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
+    assert "user: Was it good? I ask twice." in found.source
+    ids = chat_tokenizer(conversation(chat_tokenizer, QUESTION) + "It was good", return_tensors="pt")["input_ids"]
+    example = read_text(chat_tokenizer, segmented(conversation(chat_tokenizer, QUESTION), "messages"), 100)
+    message, last = found.source.index("user: Was it good? I ask twice."), ids[0, -1]
+    with torch.no_grad():
+        whole = chat_model(ids[:, :-1]).logits[0, -1]
+        others = torch.ones(1, 1, 1, ids.shape[1] - 1, dtype=torch.bool)
+        others[0, 0, 0, : len(example.token_of_piece)] = example.token_of_piece != message
+        with _attending_only(chat_model, others, "renormalise"):
+            without = chat_model(ids[:, :-1]).logits[0, -1]
+    fall = (whole[last] - whole.mean()) - (without[last] - without.mean())
+    torch.testing.assert_close(next(iter(found.scores.values()))[-1, message], fall, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("content", ["s", "AI", "user"])
+def test_a_content_that_the_template_writes_too_is_found_where_the_message_is(content):
+    template = (
+        "{% if messages[0].role != 'system' %}<s>system\nYou are an AI.</s>\n{% endif %}"
+        "{% for m in messages %}<s>{{ m.role }}\n{{ m.content | trim }}</s>\n{% endfor %}<s>assistant\n"
+    )
+    found = conversation(with_template(template), [{"role": "user", "content": f" {content}\n"}])
+    start = found.index("<s>user\n") + len("<s>user\n")
+    assert found.parts == ((start, start + len(content)),)
+
+
+def test_a_template_that_changes_contents_is_refused():
+    changing = with_template("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    with pytest.raises(ValueError, match="changes the contents; pass the prompt as a text"):
+        conversation(changing, QUESTION)
+
+
+def test_the_last_message_of_the_assistant_is_continued(chat_tokenizer):
+    begun = [*QUESTION, {"role": "assistant", "content": "It was"}]
+    assert conversation(chat_tokenizer, begun).endswith("assistant\nIt was")
+
+
+def with_template(template):
+    found = tokenizer()
+    found.chat_template = template
+    return found
+
+
+def test_a_target_after_the_template_is_spelled_without_a_space(chat_model, chat_tokenizer):
+    after_template = explain(chat_model, chat_tokenizer, QUESTION, "contributions", target="The").target
+    after_a_word = explain(chat_model, chat_tokenizer, "The film was", "contributions", target="The").target
+    assert [chat_tokenizer.decode([token]) for token in (after_template, after_a_word)] == ["The", " The"]
+
+
+def test_messages_are_refused_without_a_chat_template_and_without_contents(chat_tokenizer):
+    with pytest.raises(ValueError, match="has no chat template; pass the prompt as a text"):
+        conversation(tokenizer(), QUESTION)
+    for message in ({"role": "user", "text": "x"}, {"content": "x"}):
+        with pytest.raises(ValueError, match="expected messages such as"):
+            conversation(chat_tokenizer, [message])
+
+
+def test_the_command_line_explains_a_message_or_a_file_of_messages(chat_model, chat_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in (chat_model, chat_tokenizer):
+        part.save_pretrained("chat")
+    (tmp_path / "question.json").write_text(json.dumps(QUESTION))
+    for given, expected in (("Was it good?", "user: Was it good?"), ("question.json", "system: Be brief.")):
+        options = ["--chat", "--segments", "messages", "--method", "erasure"]
+        result = CliRunner().invoke(app, ["explain", "chat", given, *options], catch_exceptions=False)
+        assert expected in result.output
+    for text in ("{}", "{"):
+        (tmp_path / "question.json").write_text(text)
+        result = CliRunner().invoke(app, ["explain", "chat", "question.json", "--chat"])
+        assert "expected a list of messages" in result.output
