@@ -80,6 +80,8 @@ def gradients_through(model: nn.Module) -> Iterator[None]:
 
 def _has_gradient(linear: nn.Module) -> bool:
     """Whether a gradient flows from the output of a map to its input."""
+    if any(hasattr(weight, "placements") for weight in linear.parameters()):
+        return True  # weights that are divided among processes, which only a call of the whole model puts together
     with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(linear):
         state = _placed(torch.ones(1, linear.in_features), linear)
         with torch.no_grad():
