@@ -78,6 +78,9 @@ class StudentArguments:
     model_name_or_path: str | None = option(
         None, 'Initial student: a softmax checkpoint, "timm:NAME", or a bidir checkpoint.'
     )
+    base_model: str | None = option(
+        None, "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder."
+    )
     teacher_name_or_path: str | None = option(
         None, "Softmax teacher, required if the student already has negative mass."
     )

@@ -11,7 +11,13 @@ import transformers
 from datasets import ClassLabel, Dataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import DataCollatorWithPadding, PreTrainedModel, TrainingArguments, default_data_collator
+from transformers import (
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PrinterCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
@@ -221,12 +227,15 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     if causal:
-        return CausalTrainer(model=model, args=args, data_collator=collator)
-    metrics: dict[str, Any] = {
-        "compute_metrics": classification_metrics(_classes(model)),
-        "preprocess_logits_for_metrics": predicted_classes,
-    }
-    return SignedTrainer(model=model, args=args, data_collator=collator, **metrics)
+        trainer: SignedTrainer = CausalTrainer(model=model, args=args, data_collator=collator)
+    else:
+        metrics: dict[str, Any] = {
+            "compute_metrics": classification_metrics(_classes(model)),
+            "preprocess_logits_for_metrics": predicted_classes,
+        }
+        trainer = SignedTrainer(model=model, args=args, data_collator=collator, **metrics)
+    trainer.remove_callback(PrinterCallback)  # which the Trainer adds where transformers logs errors alone
+    return trainer
 
 
 def _classes(model: PreTrainedModel) -> list[str]:
