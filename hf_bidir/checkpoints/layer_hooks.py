@@ -4,9 +4,10 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from hf_bidir.modeling.interventions import Interventions, graphs
 from hf_bidir.modeling.signed_layers import signed_layers
 
 INTERPOLATE = "interpolate_pos_encoding"
+MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 NEGLIGIBLE = 1e-3  # magnitude of a coefficient
 
 
@@ -65,7 +67,7 @@ def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
 class SignCount:
     """Coefficients counted by `counted_signs`."""
 
-    keep: Tensor | None = None  # attention mask of the running call; None counts every query
+    masks: Mapping[str, Any] = field(default_factory=dict)  # arguments of the running call; without masks, all count
     counted: int = 0
     negative: int = 0
 
@@ -77,19 +79,28 @@ class SignCount:
 
 @contextmanager
 def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[SignCount]:
-    """Inside the context, count the coefficients of magnitude over `threshold`, of all layers, heads and queries that
-    `keep` of the yielded count, set before each call, does not mask."""
-    count = SignCount()
+    """Inside the context, count the coefficients of magnitude over `threshold`, of all layers, heads and queries.
 
-    def add(coefficients: Tensor) -> Tensor:
-        between_tokens = getattr(model, "attends_between_tokens", True)
-        rows = at_tokens(coefficients.movedim(2, 1), count.keep if between_tokens else None)
-        large = rows.abs() > threshold
-        count.counted += int(large.sum())
-        count.negative += int((large & (rows < 0)).sum())
+    Set `count.masks` to the arguments of each call before it: queries that `attention_mask` masks, or in a decoder
+    after an encoder `decoder_attention_mask`, are not counted.
+    """
+    count, between_tokens = SignCount(), getattr(model, "attends_between_tokens", True)
+
+    def add(mask: str, coefficients: Tensor) -> Tensor:
+        keep = count.masks.get(mask) if between_tokens else None
+        rows = at_tokens(coefficients.movedim(2, 1), keep)
+        negative = int((rows < -threshold).sum())
+        count.counted += negative + int((rows > threshold).sum())
+        count.negative += negative
         return coefficients
 
-    with edited_coefficients(model, add):
+    translates = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    decoder = signed_layers(model.get_decoder()) if translates else []
+    others = [layer for layer in signed_layers(model) if layer not in decoder]
+    with (
+        _intervening(model, Interventions(edit=partial(add, MASK)), others),
+        _intervening(model, Interventions(edit=partial(add, DECODER_MASK)), decoder),
+    ):
         yield count
 
 
@@ -121,7 +132,10 @@ def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _intervening(model: nn.Module, interventions: Interventions) -> AbstractContextManager[None]:
+def _intervening(
+    model: nn.Module, interventions: Interventions, some: list[nn.Module] | None = None
+) -> AbstractContextManager[None]:
+    """Change all layers of the model, or some."""
     layers = signed_layers(model)
     check_attends(model)
     if not layers:
@@ -133,7 +147,7 @@ def _intervening(model: nn.Module, interventions: Interventions) -> AbstractCont
             f"this {type(model).__name__} runs the code of an older hf_bidir that came with its checkpoint, which "
             "cannot be observed; import hf_bidir before you load it."
         )
-    return own(layers, interventions)
+    return own(layers if some is None else some, interventions)
 
 
 def attends(model: nn.Module) -> bool:

@@ -21,7 +21,7 @@ def negative_share(
     """
     with counted_signs(model, threshold) as count:
         for batch in batches:
-            count.keep = batch.get("attention_mask")
+            count.masks = batch
             model(**batch)
     return count.share
 

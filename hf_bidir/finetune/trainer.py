@@ -64,7 +64,11 @@ class SignedTrainer(Trainer):
         config = self.accelerator.unwrap_model(self.model).config
         if getattr(config, "attn_oriented", None) is not None:
             config.attn_oriented = None
-        return super().train(*args, **kwargs)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            for callback in self._log_entries():
+                callback.release()
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """As in transformers.
@@ -97,10 +101,12 @@ class SignedTrainer(Trainer):
                 "invalid too; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
             )
         logs = dict(logs)  # the metrics that `evaluate` returns
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, LogEntries):
-                callback.add(self.model, logs)  # before loggers such as TensorBoard get the entry
+        for callback in self._log_entries():
+            callback.add(self.model, logs)  # before loggers such as TensorBoard get the entry
         super().log(logs, *args, **kwargs)
+
+    def _log_entries(self) -> list[LogEntries]:
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, LogEntries)]
 
     def _callback(self, kind: type[Callback]) -> Callback | None:
         return next((callback for callback in self.callback_handler.callbacks if isinstance(callback, kind)), None)
