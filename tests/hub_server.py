@@ -212,6 +212,9 @@ def commit(request: Handler, repo: str, revision: str) -> None:
     lines, files = [json.loads(line) for line in request.body.splitlines()], dict(repository.at(revision))
     for line in lines[1:]:
         value = line["value"]
+        if line["key"] == "deletedFile":
+            del files[value["path"]]
+            continue
         large = line["key"] == "lfsFile"
         files[value["path"]] = request.hub.uploads[value["oid"]] if large else base64.b64decode(value["content"])
     proposed = "create_pr" in request.query

@@ -29,6 +29,7 @@ from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
+from hf_bidir.hub.benchmarks import OURS
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import BENCHMARKS, CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
@@ -48,10 +49,12 @@ OUR_CODE = re.compile(r"((?:configuration|modeling)_bidir\w*)\.")  # how `auto_m
 ADVICE = {  # by the status of the Hub's response
     401: "the Hub does not know this token; log in with `hf auth login`, or set HF_TOKEN",
     403: "this token may not write to {}; use one with write access, of the account that owns it",
-    404: "there is no such collection, or you cannot see it; check its slug, owner/title-id",
     409: "that exists already; choose another name",
     412: "somebody changed the repository meanwhile; run the command again",
 }
+MISSING = "this account cannot see {}: it does not exist, or is private to another account; check the name, and your "
+MISSING += "account with `hf auth whoami`"
+NO_COLLECTION = "there is no collection {}, or you cannot see it; check its slug, owner/title-id"
 
 
 class PushError(OSError):
@@ -88,29 +91,42 @@ def push_checkpoint(
         create_pr: propose the commit as a pull request instead, without a tag of its content.
         dry_run: upload nothing.
         tag: tag for the commit, such as "v1".
-        collection: slug of a collection, "owner/title-id", that gets the repository.
+        collection: slug of a collection, "owner/title-id", that gets the repository; not with `create_pr`.
         replaces: an earlier model of yours on the Hub, whose card then names this one as its `new_version`.
 
     Returns:
         The commit, or, for a dry run, the files with their sizes and the card.
 
     Raises:
-        FileNotFoundError, ValueError: the folder must not be published (`stage`).
+        FileNotFoundError, ValueError: the folder must not be published (`stage`), or the options exclude each other.
         PushError: the Hub refused or could not be reached.
     """
+    if replaces == repo_id:
+        raise ValueError(
+            f"expected the name of an earlier model that {repo_id} replaces, got its own; name another one."
+        )
+    if collection is not None and create_pr:
+        raise ValueError("a pull request adds no model to a collection; leave out the collection, or the pull request.")
     api = HfApi(token=token, library_name="hf_bidir")
     with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
         if not dry_run:
             with _one_line_errors(repo_id):
                 api.whoami()  # fails before the checks, which take longer
-                if collection is not None:
+            if collection is not None:
+                with _one_line_errors(collection, missing=NO_COLLECTION):
                     api.get_collection(collection)
+            if replaces is not None:
+                with _one_line_errors(replaces):
+                    api.model_info(replaces)
         # the folder's name heads the card; a pull request's author may not be allowed to create a tag
         pinned = (revision or "main") if create_pr else None
         staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pinned)
         if dry_run:
             where = f"{repo_id}{f', {revision}' if revision else ''}"
-            return f"{staged.summary()}\nThis would be one commit to {where} ({staged.content}). Nothing was sent."
+            lines = [staged.summary(), f"This would be one commit to {where} ({staged.content})."]
+            lines += [f"{repo_id} would be added to the collection {collection}."] * (collection is not None)
+            lines += [f"The card of {replaces} would name {repo_id} as its new version."] * (replaces is not None)
+            return "\n".join([*lines, "Nothing was sent."])
         with _one_line_errors(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None and not create_pr:
@@ -124,6 +140,7 @@ def push_checkpoint(
                 commit_message=f"Checkpoint {staged.folder.name}",
                 revision=revision,
                 create_pr=create_pr,
+                delete_patterns=OURS,  # unless it is in the folder
             )
         with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
             if not create_pr:
@@ -131,7 +148,7 @@ def push_checkpoint(
             if tag is not None:
                 api.create_tag(repo_id, tag=tag, revision=commit.oid)
         if collection is not None:
-            with _one_line_errors(collection, "the commit exists, but is not in the collection"):
+            with _one_line_errors(collection, "the commit exists, but is not in the collection", NO_COLLECTION):
                 api.add_collection_item(collection, repo_id, "model", exists_ok=True)
         if replaces is not None:
             with _one_line_errors(replaces, f"the commit exists, but the card of {replaces} does not name it"):
@@ -298,26 +315,28 @@ def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
 
 
 @contextmanager
-def _one_line_errors(repo_id: str, state: str = "the repository is unchanged") -> Iterator[None]:
-    """Turn the client's errors into one line with the state and what to do, without any token."""
+def _one_line_errors(name: str, state: str = "no commit was made", missing: str = MISSING) -> Iterator[None]:
+    """Turn the client's errors into one line with the state and what to do, without any token.
+
+    Args:
+        name: of the repository or collection that the calls concern.
+        state: what the Hub has if a call fails.
+        missing: what to do if there is none of that name.
+    """
     try:
         yield
     except PushError:
         raise
     except LocalTokenNotFoundError as error:
-        raise PushError("no Hub token was found; log in with `hf auth login`, or set HF_TOKEN.") from error
-    except RepositoryNotFoundError as error:
-        raise PushError(
-            f"this account cannot see {repo_id}: it does not exist, or is private to another account. Check the name, "
-            "and your account with `hf auth whoami`."
-        ) from error
+        raise PushError(f"{state}: no Hub token was found; log in with `hf auth login`, or set HF_TOKEN.") from error
     except RevisionNotFoundError as error:
-        raise PushError(f"{repo_id} has no such revision ({first_line(error)}); name a branch.") from error
+        raise PushError(f"{state}: {name} has no such revision ({first_line(error)}); name a branch.") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
-        advice = ADVICE.get(status or 0, "run the command again").format(repo_id)
-        raise PushError(f"{state}: {advice} ({first_line(error)}).") from error
+        advice = missing if isinstance(error, RepositoryNotFoundError) or status == 404 else ADVICE.get(status or 0)
+        told = (advice or "run the command again").format(name)
+        raise PushError(f"{state}: {told} ({first_line(error)}).") from error
     except (OSError, RuntimeError) as error:  # the client raises RuntimeError for a file it could not send
         raise PushError(
-            f"the connection to the Hub broke ({first_line(error)}); {state}, run the command again."
+            f"{state}: the connection to the Hub broke ({first_line(error)}); run the command again."
         ) from error

@@ -23,6 +23,7 @@ from tests.hub_user import User, start
 from tests.tiny_models import WORDS, word_tokenizer
 
 ROOT = Path(__file__).parents[2]
+COLLECTION = "alice/signed-0123456789abcdef01234567"
 TOKENS = {"hf_alice": "alice", "hf_reader": "alice (read)", "hf_bob": "bob"}
 
 
@@ -169,21 +170,69 @@ def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(repository
     assert {"config.json", "model.safetensors", "README.md"} <= files.keys()
 
 
-def test_a_collection_gets_the_model_and_the_card_of_its_predecessor_names_it(published, repository, push_with, folder):
-    hub, alice = published
-    hub.collections["alice/signed-0123456789abcdef01234567"] = []
-    assert alice.run("push", folder, "alice/earlier").returncode == 0
+@pytest.fixture(scope="module")
+def earlier(published, folder):
+    """An earlier model of alice."""
+    assert published[1].run("push", folder, "alice/earlier").returncode == 0
+    return published[0].repositories["alice/earlier"]
+
+
+def new_version(repository):
+    return ModelCard(repository.at("main")["README.md"].decode()).data.get("new_version")
+
+
+def test_a_collection_gets_the_model_once(published, push_with):
+    published[0].collections[COLLECTION] = []
     for _ in range(2):
-        done = push_with("--collection", "alice/signed-0123456789abcdef01234567", "--replaces", "alice/earlier")
+        done = push_with("--collection", COLLECTION)
         assert done.returncode == 0, done.stderr
-    assert hub.collections["alice/signed-0123456789abcdef01234567"] == ["alice/tiny"]
-    assert alice.run("push", folder, "alice/earlier").returncode == 0  # which keeps what its card says
-    card = ModelCard(hub.repositories["alice/earlier"].at("main")["README.md"].decode())
-    assert card.data["new_version"] == "alice/tiny"
+    assert published[0].collections[COLLECTION] == ["alice/tiny"]
+
+
+def test_the_card_of_the_predecessor_names_the_model_also_after_it_is_pushed_again(
+    published, push_with, folder, earlier
+):
+    done = push_with("--replaces", "alice/earlier")
+    assert done.returncode == 0, done.stderr
+    assert published[1].run("push", folder, "alice/earlier").returncode == 0
+    assert new_version(earlier) == "alice/tiny"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--collection", "alice/no-such-0123456789abcdef01234567"], "there is no collection alice/no-such-0123456789"),
+        (["--replaces", "alice/no-such"], "this account cannot see alice/no-such: it does not exist"),
+        (["--replaces", "alice/tiny"], "expected the name of an earlier model"),
+        (["--collection", COLLECTION, "--create-pr"], "a pull request adds no model to a collection"),
+    ],
+)
+def test_a_collection_or_predecessor_that_cannot_be_is_refused_before_the_upload(
+    repository, push_with, options, message
+):
     before = dict(repository.branches)
-    refused = push_with("--collection", "alice/no-such-0123456789abcdef01234567", "--revision", "new")
-    assert (refused.returncode, "there is no such collection" in refused.stderr) == (2, True), refused.stderr
+    refused = push_with(*options, *([] if "--create-pr" in options else ["--revision", "new"]))
+    assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
     assert repository.branches == before
+
+
+def test_a_predecessor_that_may_not_be_changed_is_an_error_that_says_what_was_uploaded(published, push_with):
+    published[0].create("bob/model", {"README.md": b"---\nlicense: mit\n---\nA model.\n"})
+    refused = push_with("--replaces", "bob/model")
+    *_, last = refused.stderr.strip().splitlines()
+    message = (
+        "error: the commit exists, but the card of bob/model does not name it: this token may not write to bob/model"
+    )
+    assert (refused.returncode, last.startswith(message)) == (2, True), refused.stderr
+
+
+def test_a_missing_page_of_a_repository_is_no_missing_collection(published, folder):
+    hub, alice = published
+    hub.fault = ("POST", "/preupload/", 404)
+    failed = alice.run("push", folder, "alice/missing")
+    hub.fault = None
+    assert (failed.returncode, "cannot see alice/missing" in failed.stderr) == (2, True), failed.stderr
+    assert "collection" not in failed.stderr
 
 
 def test_an_int8_copy_of_a_published_checkpoint_names_it_as_its_base(published, tmp_path):
@@ -198,6 +247,13 @@ def test_an_unchanged_folder_makes_no_commit(repository, push_with):
     before = dict(repository.commits)
     assert push_with().returncode == 0
     assert repository.commits == before
+
+
+def test_a_benchmark_that_the_folder_no_longer_names_loses_its_number_on_the_hub(repository, push_with):
+    ours, theirs = ".eval_results/hf_bidir.yaml", ".eval_results/theirs.yaml"
+    repository.add(repository.at("main") | {ours: b"[]", theirs: b"[]"})
+    assert push_with().returncode == 0
+    assert {ours, theirs} & repository.at("main").keys() == {theirs}
 
 
 def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(repository, push_with):
@@ -278,11 +334,16 @@ def test_a_failure_of_the_server_is_one_line_and_leaves_the_repository_as_it_was
     assert {"model.safetensors", "config.json", "README.md"} <= hub.repositories["alice/faulty"].at("main").keys()
 
 
-def test_a_dry_run_prints_files_and_card_and_asks_the_hub_for_nothing(published, folder):
+def test_a_dry_run_prints_files_card_and_options_and_asks_the_hub_for_nothing(published, folder):
     asked = len(published[0].requests)
-    done = published[1].run("push", folder, "alice/dry", "--dry-run", HF_TOKEN="")
+    options = ["--collection", COLLECTION, "--replaces", "alice/earlier"]
+    done = published[1].run("push", folder, "alice/dry", "--dry-run", *options, HF_TOKEN="")
     assert done.returncode == 0, done.stderr
-    for fact in ("model.safetensors", "bytes together", "Nothing was sent.", 'source, revision = "alice/dry"'):
+    for fact in (
+        *("model.safetensors", "bytes together", "Nothing was sent.", 'source, revision = "alice/dry"'),
+        f"alice/dry would be added to the collection {COLLECTION}.",
+        "The card of alice/earlier would name alice/dry as its new version.",
+    ):
         assert fact in done.stdout
     assert len(published[0].requests) == asked
 
