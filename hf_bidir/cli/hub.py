@@ -51,6 +51,12 @@ def card(
     check: Annotated[
         bool, typer.Option("--check", help="Only compare card and results; exit with 1 if they differ.")
     ] = False,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATASET:TASK", help="Benchmark on the Hub whose score the run measured; kept in run.json."
+        ),
+    ] = None,
 ) -> None:
     """Write or check the model card of a training run.
 
@@ -60,11 +66,15 @@ def card(
     \b
     hf-bidir card runs/mine
     hf-bidir card runs/mine --check
+    hf-bidir card runs/mine --benchmark someone/reviews:sentiment
     """
     with slow_imports("hub"):
+        from hf_bidir.hub.benchmarks import name_benchmark
         from hf_bidir.hub.card import card_differences, write_card
 
     with one_line_errors():
+        if benchmark is not None:
+            name_benchmark(folder, benchmark)
         if not check:
             typer.echo(f"Saved: {write_card(folder)}")
             return

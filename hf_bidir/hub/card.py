@@ -60,8 +60,7 @@ FIGURES = {
     "attention.png": "Support and opposition to two guesses, and signed attention, for a few inputs",
     CURVE: "Loss during training",
 }
-PAPERS = {  # what a checkpoint may use -> reference and link; the Hub makes a tag of a link to arXiv
-    "tanhmax": ("Huang, Yang, Wang 2024", "https://doi.org/10.6339/24-JDS1134"),
+PAPERS = {  # what a checkpoint may use beside TanhMax -> reference and link; the Hub makes a tag of a link to arXiv
     "lora": ("Hu et al. 2021", "https://arxiv.org/abs/2106.09685"),
     "bahdanau": ("Bahdanau, Cho, Bengio 2014", "https://arxiv.org/abs/1409.0473"),
     "luong": ("Luong, Pham, Manning 2015", "https://arxiv.org/abs/1508.04025"),
@@ -189,9 +188,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "base_name": base_name,
         "base_model": _base_model(adapter, run, previous),
         "relation": "adapter" if adapter else "quantized" if config.get("quantization_config") else "finetune",
-        "papers": [
-            PAPERS[name] for name in (activation, "lora" * bool(adapter), config.get("decoder_style")) if name in PAPERS
-        ],
+        "papers": [PAPERS[name] for name in ("lora" * bool(adapter), config.get("decoder_style")) if name in PAPERS],
         "in_clone": root is not None,
         "split": split,
         "scores": scores,

@@ -146,33 +146,58 @@ def test_the_saved_card_is_valid_front_matter_with_the_numbers_in_its_index(fini
     ]
 
 
-def test_the_card_says_how_the_model_comes_from_its_base_unless_a_person_says_otherwise_and_links_papers(finished):
+def test_the_card_says_how_the_model_comes_from_its_base_unless_a_person_says_otherwise(finished):
     card = build_model_card(finished)
     assert card.data["base_model_relation"] == "finetune"
-    assert "[Huang, Yang, Wang 2024](https://doi.org/10.6339/24-JDS1134)" in card.text
     card.data["base_model_relation"] = "merge"
     card.save(finished / "README.md")
     assert build_model_card(finished).data["base_model_relation"] == "merge"
+
+
+def test_the_card_links_the_papers_of_what_the_model_uses_beside_tanhmax(finished):
+    assert "](https://doi.org" not in build_model_card(finished).text  # that of TanhMax is in the citation
     config = json.loads((finished / "config.json").read_text())
-    write(finished, "config.json", config | {"attn_activation": "softmax", "decoder_style": "luong"})
-    assert "https://arxiv.org/abs/1508.04025" in build_model_card(finished).text
+    write(finished, "config.json", config | {"decoder_style": "luong"})
+    assert "[Luong, Pham, Manning 2015](https://arxiv.org/abs/1508.04025)" in build_model_card(finished).text
 
 
-def test_a_number_on_a_task_of_a_benchmark_is_saved_for_its_leaderboard_and_no_other(finished):
-    results = finished / ".eval_results/hf_bidir.yaml"
-    write_card(finished)
-    assert not results.exists()
-    task = {"hub_name": "someone/benchmark", "task_id": "reviews"}
-    write(finished, "run.json", RUN | {"data": {"test": RUN["data"]["test"] | task}})
-    write_card(finished, "me/mine")
-    (entry,) = parse_eval_result_entries(yaml.safe_load(results.read_text()))
-    assert (entry.dataset_id, entry.task_id, entry.value) == ("someone/benchmark", "reviews", 0.8125)
-    assert (entry.notes, entry.source_url) == ("accuracy", "https://huggingface.co/me/mine")
+def named_benchmark(folder, benchmark):
+    return CliRunner().invoke(app, ["card", str(folder), "--benchmark", benchmark])
+
+
+def benchmark_entries(folder):
+    file = folder / ".eval_results/hf_bidir.yaml"
+    return parse_eval_result_entries(yaml.safe_load(file.read_text())) if file.exists() else []
+
+
+def test_the_accuracy_on_a_named_benchmark_is_published_for_its_leaderboard(finished):
+    assert named_benchmark(finished, "someone/benchmark:reviews").exit_code == 0
     staged = stage(finished, finished.parent / "staged", "me/mine")
     assert ".eval_results/hf_bidir.yaml" in staged.files
-    write(finished, "run.json", RUN)
-    write_card(finished)
-    assert not results.exists()
+    (entry,) = benchmark_entries(staged.folder)
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("someone/benchmark", "reviews", 0.8125)
+    assert (entry.notes, entry.source_url) == ("accuracy", "https://huggingface.co/me/mine")
+
+
+@pytest.mark.parametrize(
+    ("scores", "value"), [({"test_macro_f1": 0.5}, 0.5), ({"test_perplexity": 7.5}, None), ({"eval_loss": 0.5}, None)]
+)
+def test_of_the_scores_only_accuracy_and_f1_are_those_of_a_leaderboard(finished, scores, value):
+    write(finished, "all_results.json", scores)
+    assert named_benchmark(finished, "someone/benchmark:reviews").exit_code == 0
+    assert [entry.value for entry in benchmark_entries(finished)] == ([] if value is None else [value])
+
+
+def test_a_benchmark_that_is_taken_back_has_no_number(finished):
+    named_benchmark(finished, "someone/benchmark:reviews")
+    assert benchmark_entries(finished)
+    assert named_benchmark(finished, "").exit_code == 0
+    assert not benchmark_entries(finished)
+
+
+def test_a_benchmark_without_a_task_is_refused(finished):
+    refused = named_benchmark(finished, "someone/benchmark")
+    assert (refused.exit_code, "expected a benchmark as OWNER/DATASET:TASK" in refused.output) == (2, True)
 
 
 def test_title_data_set_and_language_of_a_file_are_those_in_its_record(finished):
