@@ -72,24 +72,33 @@ def examples_of(checkpoint: str) -> list[str]:
 
 def explanations(
     names: list[str], given: Any, method: str, target: str, chosen: list[int] | None
-) -> tuple[list[Explanation | Alignment], list[str], str]:
-    """Each model's explanation, what its scores support, and whether the predictions agree; where they differ, both
-    explanations are of the first model's prediction."""
+) -> tuple[list[Explanation | Alignment], list[str], list[str]]:
+    """Each model's explanation, what its scores support, and the predicted classes, empty for a given target or for
+    models without classes; where they differ, both explanations are of the first model's prediction."""
     where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
     if chosen:  # by contributions, as on the command line, where the method takes all heads together
         where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
     found = [explain_checkpoint(loaded(name), given, traced=(), **where) for name in names]
-    aims, verdict = [f"“{target}”"] * len(names), ""
+    aims, classes = [f"“{target}”"] * len(names), []
     if target == PREDICTED and not isinstance(found[0], Alignment):
         aims = ["y" if one.target is None else "its own prediction" for one in found]
-        own = list(map(predicted_class, names, found))
-        if len(set(own)) > 1:
-            found[1] = explain_checkpoint(loaded(names[1]), given, traced=(), **where | {"target": own[0]})
-            aims[1] = f"“{own[0]}”, which the first model predicts"
-            verdict = f"The models differ; both are explained for “{own[0]}”."
-        elif own[0] and len(names) > 1:
-            verdict = f"Both models predict “{own[0]}”."
-    return found, aims, verdict
+        classes = [one for one in map(predicted_class, names, found) if one is not None]
+        if len(set(classes)) > 1:
+            found[1] = explain_checkpoint(loaded(names[1]), given, traced=(), **where | {"target": classes[0]})
+            aims[1] = f"“{classes[0]}”, which the first model predicts"
+    return found, aims, classes
+
+
+def verdict(classes: list[str]) -> str:
+    """Whether the predictions of two models agree, in words; empty for other numbers of models."""
+    if len(classes) < 2:
+        return ""
+    differ = len(set(classes)) > 1
+    return (
+        f"The models differ; both are explained for “{classes[0]}”."
+        if differ
+        else f"Both models predict “{classes[0]}”."
+    )
 
 
 def takes_head(method: str) -> bool:

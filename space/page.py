@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterable
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 
 import gradio as gr
@@ -21,6 +22,7 @@ from models import (
     offered_models,
     takes_head,
     takes_images,
+    verdict,
 )
 from pictures import SELECT, alignment, coefficients, grids, meaning, pictures
 from tools import add_tools
@@ -39,7 +41,7 @@ LAUNCH = {
     "max_file_size": LARGEST,
     "allowed_paths": [str(EXAMPLES)],
     "footer_links": ["gradio", "settings"],
-    "mcp_server": True,  # serves tools.py
+    "mcp_server": find_spec("mcp") is not None,  # serves tools.py
 }
 INTRODUCTION = """# Signed attention
 Softmax attention can only add what it attends to. Signed attention (TanhMax) can also subtract it. Choose a model and
@@ -213,12 +215,12 @@ def explained(
 
 def explained_sides(names: list[str], given: str, method: str, target: str, chosen: list[int] | None) -> Properties:
     """Each model's explanation, drawn on common scales."""
-    found, aims, verdict = explanations(names, given, method, target, chosen)
+    found, aims, classes = explanations(names, given, method, target, chosen)
     if isinstance(found[0], Alignment):
         return _properties(_titles(names, found), map(alignment, found), [""] * len(names))
     drawn = pictures(found, list(map(meaning, found, aims)))
     asked = default_method(loaded(names[0])[0]) if method == DEFAULT else method
-    return _properties(_titles(names, found, verdict), _under_coefficients(found, drawn), grids(found, asked))
+    return _properties(_titles(names, found, verdict(classes)), _under_coefficients(found, drawn), grids(found, asked))
 
 
 def _under_coefficients(found: list[Explanation], drawn: list[str]) -> list[str]:
@@ -237,13 +239,13 @@ def refused(reason: str) -> Properties:
     return HIDDEN | {"message": message, "results": GONE}
 
 
-def _titles(names: list[str], found: list[Explanation | Alignment], verdict: str = "") -> list[str]:
+def _titles(names: list[str], found: list[Explanation | Alignment], said_of_both: str = "") -> list[str]:
     """Kind and name of each model, its prediction, and what limits the explanation."""
     titles = []
     for path, one in zip(names, found, strict=True):
         name = Path(path).name
         kind = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
-        said = "".join(f"<p>{escape(line)}</p>" for line in (one.explained, verdict) if line)
+        said = "".join(f"<p>{escape(line)}</p>" for line in (one.explained, said_of_both) if line)
         notes = "".join(f'<p class="note">{escape(note)}</p>' for note in getattr(one, "notes", []))
         titles.append(f"<h3>{kind}<small>{escape(name)}</small></h3>{said}{notes}")
     return titles

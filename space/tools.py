@@ -7,6 +7,7 @@ import base64
 import binascii
 import io
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,19 @@ from models import (
     explanations,
     loaded,
     offered_models,
+    predicted_class,
     takes_images,
+    verdict,
 )
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from hf_bidir.common.images import FORMATS
+from hf_bidir.common.images import known_formats
+from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.result import Alignment, Explanation
 
 LARGEST = 14_000_000  # letters: a file of 10 MB
+MEGAPIXELS = 16  # of a decoded image
 
 
 def add_tools(checkpoints: list[str]) -> None:
@@ -60,7 +65,9 @@ def add_tools(checkpoints: list[str]) -> None:
             target: the class, or for a language model the word, to explain; empty for the prediction.
 
         Returns:
-            JSON: whether the models agree, and per model its prediction, a summary and a score for each word or patch.
+            JSON: "agree", whether both models predict one class, in words in "verdict"; "truncated", whether the text
+            was too long and its end left out; and in "models" per model its "prediction", a "summary", and "scores",
+            one for each of "tokens", words or patches. Models without classes have null for "agree" and "prediction".
         """
         try:
             if model not in offered:
@@ -68,15 +75,20 @@ def add_tools(checkpoints: list[str]) -> None:
             other = counterpart_of(offered[model], checkpoints)
             names = [offered[model], other] if other else [offered[model]]
             given = _image(image) if takes_images(names[0]) else _text(text)
-            found, _, verdict = explanations(names, given, method or DEFAULT, target or PREDICTED, None)
+            found, _, classes = explanations(names, given, method or DEFAULT, target or PREDICTED, None)
+            predicted = classes or [_prediction(*one, given) for one in zip(names, found, strict=True)]
         except (ValueError, OSError) as error:
             raise gr.Error(str(error), print_exception=False) from error
-        return json.dumps({"verdict": verdict, "models": list(map(_numbers, names, found))})
+        both = len(predicted) > 1 and predicted[0] is not None
+        told = {"agree": len(set(predicted)) == 1 if both else None, "verdict": verdict(classes)}
+        told |= {"truncated": len(text.strip()) > LONGEST, "models": list(map(_numbers, names, found, predicted))}
+        return json.dumps(told)
 
     for tool in (models, explain):
         gr.api(tool, concurrency_id="page")
 
 
+@cache  # so that a second list loads no weights
 def _described(name: str, checkpoint: str) -> dict[str, Any]:
     images = takes_images(checkpoint)
     described = {"name": name, "takes": "image" if images else "text"}
@@ -97,13 +109,26 @@ def _image(data: str) -> Image.Image:
         raise ValueError(f"expected an image of at most {LARGEST:,} letters in base64, got {len(data):,}.")
     try:
         content = base64.b64decode(data.rpartition(",")[2], validate=True)
-        return Image.open(io.BytesIO(content), formats=FORMATS)
-    except (binascii.Error, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ValueError("expected an image file in base64, of less than 178 million pixels; this is none.") from error
+        opened = Image.open(io.BytesIO(content), formats=known_formats())  # which reads the size alone
+        if opened.width * opened.height <= MEGAPIXELS * 10**6:
+            opened.load()
+            return opened
+    except (binascii.Error, OSError) as error:
+        raise ValueError("expected an image file in base64; this is none that can be read.") from error
+    except Image.DecompressionBombError:  # many more
+        pass
+    raise ValueError(f"expected an image of at most {MEGAPIXELS} megapixels; make it smaller.")
 
 
-def _numbers(checkpoint: str, one: Explanation | Alignment) -> dict[str, Any]:
+def _prediction(checkpoint: str, one: Explanation | Alignment, given: Any) -> str | None:
+    """The class that a classifier predicts, of which another one was explained."""
+    if isinstance(one, Alignment) or predicted_class(checkpoint, one) is None:
+        return None
+    return predicted_class(checkpoint, explain_checkpoint(loaded(checkpoint), given, traced=()))
+
+
+def _numbers(checkpoint: str, one: Explanation | Alignment, prediction: str | None) -> dict[str, Any]:
     name = Path(checkpoint).name
     attention = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
     numbers = one.to_dict() if isinstance(one, Explanation) else {}
-    return {"model": name, "attention": attention, "summary": one.summary(), **numbers}
+    return {"model": name, "attention": attention, "prediction": prediction, "summary": one.summary(), **numbers}

@@ -47,13 +47,14 @@ def is_image_file(path: Path) -> bool:
     if Image.registered_extensions().get(path.suffix.lower()) in FORMATS:
         return True
     try:
-        with Image.open(path, formats=_formats()):
+        with Image.open(path, formats=known_formats()):
             return True
     except (UnidentifiedImageError, OSError):
         return False
 
 
-def _formats() -> list[str]:
+def known_formats() -> list[str]:
+    """Those of FORMATS that this version of Pillow reads."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]  # AVIF since Pillow 11.3
 
@@ -64,7 +65,7 @@ def _read(file: str | Path) -> Image.Image:
     if not Path(file).is_file():
         raise FileNotFoundError(f"expected an image file, found none at {file}.")
     try:
-        with Image.open(file, formats=_formats()) as opened:
+        with Image.open(file, formats=known_formats()) as opened:
             opened.load()
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise ValueError(f"expected an image ({', '.join(FORMATS)}); {file} cannot be read as one.") from error

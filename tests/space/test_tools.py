@@ -2,17 +2,20 @@
 
 import asyncio
 import base64
+import io
 import json
+import sys
 from pathlib import Path
+from runpy import run_path
 
+import mcp
 import pytest
-from models import SENTENCES
+from mcp.client import streamable_http
+from models import LONGEST, SENTENCES, loaded
 from page import LAUNCH, page
+from PIL import Image
 
 from hf_bidir.explain import explain, load_checkpoint
-
-mcp = pytest.importorskip("mcp", reason="pip install 'mcp<2'")
-streamable_http = pytest.importorskip("mcp.client.streamable_http")
 
 ROOT = Path(__file__).parents[2]
 NAMES = [f"{name}-{activation}" for name in ("digits", "sst2-rnn") for activation in ("tanhmax", "softmax")]
@@ -66,7 +69,47 @@ def test_a_text_is_explained_with_the_numbers_of_the_library_by_both_models(call
     assert told[0]["tokens"] == expected.tokens
     assert told[0]["scores"] == pytest.approx(expected.scores.tolist(), abs=1e-5)
     assert told[0]["summary"] == expected.summary()
-    assert "The models differ" in json.loads(call("explain", model="sst2-rnn", text=SENTENCES[1])[0])["verdict"]
+
+
+@pytest.mark.parametrize(("sentence", "agree"), [(0, True), (1, False)])
+def test_the_answer_says_whether_the_models_agree_also_about_another_class(call, sentence, agree):
+    for target in ("", "negative"):
+        told = json.loads(call("explain", model="sst2-rnn", text=SENTENCES[sentence], target=target)[0])
+        predicted = ["positive", "positive" if agree else "negative"]
+        assert (told["agree"], [one["prediction"] for one in told["models"]]) == (agree, predicted)
+
+
+def test_the_answer_says_whether_the_end_of_the_text_was_left_out(call):
+    for words, truncated in ((3, False), (LONGEST, True)):
+        told = json.loads(call("explain", model="sst2-rnn", text="good " * words)[0])
+        assert told["truncated"] is truncated
+
+
+def test_a_second_list_of_the_models_loads_no_weights(call):
+    first = call("models")
+    loaded.cache_clear()
+    assert call("models") == first
+    assert loaded.cache_info().misses == 0
+
+
+def test_without_mcp_the_page_is_no_server_of_tools(monkeypatch):
+    assert LAUNCH["mcp_server"]
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert not run_path(str(ROOT / "space/page.py"))["LAUNCH"]["mcp_server"]
+
+
+def test_bytes_that_are_no_image_are_an_error_also_where_pillow_lacks_a_format(call, monkeypatch):
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    text, failed = call("explain", model="digits", image=base64.b64encode(b"no image").decode())
+    assert (failed, "expected an image file in base64" in text) == (True, True), text
+
+
+@pytest.mark.parametrize("size", [(4001, 4000), (20_000, 10_000)])  # of the second, Pillow itself is afraid
+def test_an_image_of_too_many_pixels_is_refused(call, size):
+    file = io.BytesIO()
+    Image.new("1", size).save(file, "PNG")
+    text, failed = call("explain", model="digits", image=base64.b64encode(file.getvalue()).decode())
+    assert (failed, "at most 16 megapixels" in text) == (True, True), text
 
 
 @pytest.mark.parametrize("prefix", ["", "data:image/png;base64,"])
