@@ -54,8 +54,8 @@ def main() -> None:
     if min(options.lengths) <= FEW_ROWS:
         parser.error(f"expected lengths above {FEW_ROWS}, up to which another kernel is used; got {options.lengths}")
     major, minor = torch.cuda.get_device_capability()
-    architecture = ARCHITECTURES.get(10 * major + minor, OTHERS)
-    if options.write and 10 * major + minor not in ARCHITECTURES:
+    architecture = ARCHITECTURES.get(f"{major}.{minor}", OTHERS)
+    if options.write and f"{major}.{minor}" not in ARCHITECTURES:
         parser.error(f"expected a compute capability of ARCHITECTURES in {TABLE.name}, got {major}.{minor}; add it")
     notes = (
         f"{HEADS} heads, bf16, batch = {TOKENS} // length; medians by triton.testing.do_bench of a whole call: "

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_bidir.common.extras import extra
+from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.modeling_bidir import BidirMixin, stock_base
 from hf_bidir.modeling.outside_attention import outside_class
 
@@ -30,7 +31,12 @@ def bridged(model: PreTrainedModel, tokenizer: Any = None, **options: Any) -> An
         from transformer_lens.model_bridge.generalized_components import AttentionBridge
 
     if not isinstance(model, BidirMixin):
-        raise ValueError(f"{type(model).__name__} is not signed; call TransformerBridge.boot_transformers yourself.")
+        advice = "is not signed; call TransformerBridge.boot_transformers yourself"
+        if is_signed(model.config.model_type):
+            advice = "runs the code that came with its checkpoint; import hf_bidir before you load it"
+        raise ValueError(f"{type(model).__name__} {advice}.")
+    if tokenizer is None and not model.name_or_path:
+        raise ValueError(f"this {type(model).__name__} has no name by which a tokenizer is found; pass its tokenizer.")
     overrides = {"architectures": [stock_base(type(model)).__name__], **options.pop("hf_config_overrides", {})}
     options = {"hf_model": model, "hf_config_overrides": overrides, "tokenizer": tokenizer, **options}
     bridge = TransformerBridge.boot_transformers(model.name_or_path, **{"device": model.device, **options})

@@ -92,7 +92,7 @@ def _several_gpus() -> bool:
 def _compiled(name: str, variant: tuple, arguments: tuple) -> Ready:
     """A kernel compiled for these arguments, with the first tiling for which the GPU has enough memory."""
     failure: Exception | None = None
-    for tiling in candidates(name, variant, _architecture(arguments[0].device)):
+    for tiling in candidates(name, variant, _gpu(arguments[0].device)):
         queries, keys, warps, stages = tiling
         constants = variant if name == "merge" else (*variant[: len(Variant._fields)], queries, keys)
         rows = {"decode": 1, "merge": 1, "key_value_gradient": keys}.get(name, queries)
@@ -110,8 +110,8 @@ def _compiled(name: str, variant: tuple, arguments: tuple) -> Ready:
     raise ValueError(f'no tiling of the {name} kernel fits this GPU: {failure}; use "eager".')
 
 
-def candidates(name: str, variant: tuple, architecture: str) -> tuple[Tiling, ...]:
-    """The tilings to try, the best first."""
+def candidates(name: str, variant: tuple, gpu: str) -> tuple[Tiling, ...]:
+    """The tilings to try, the best first; `gpu` is a compute capability or an architecture."""
     if name == "merge":
         return ((0, 0, 4, 1),)
     if name == "decode":
@@ -124,19 +124,19 @@ def candidates(name: str, variant: tuple, architecture: str) -> tuple[Tiling, ..
         return (FP32, *SMALL)
     mode = "tanhmax" if compiled_for.SIGNED else "softmax"
     size = max(64, compiled_for.HEAD_PAD, compiled_for.VALUE_PAD)
-    return (TILINGS[f"{architecture} {name} {mode} {size}"], *SMALL)
+    entry = f"{name} {mode} {size}"
+    return (TILINGS.get(f"{gpu} {entry}") or TILINGS[f"{ARCHITECTURES.get(gpu, OTHERS)} {entry}"], *SMALL)
 
 
-def _architecture(device: torch.device) -> str:
+def _gpu(device: torch.device) -> str:
+    """The compute capability, such as "9.0"; of one without tilings OTHERS."""
     if INTERPRETED:
         return OTHERS
-    major, minor = torch.cuda.get_device_capability(device)
-    known = ARCHITECTURES.get(10 * major + minor)
-    if known is None:
-        logger.warning_once(
-            f"signed attention: no tilings for compute capability {major}.{minor}; uses those of {OTHERS}."
-        )
-    return known or OTHERS
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    if capability in ARCHITECTURES or any(entry.startswith(f"{capability} ") for entry in TILINGS):
+        return capability
+    logger.warning_once(f"signed attention: no tilings for compute capability {capability}; uses those of {OTHERS}.")
+    return OTHERS
 
 
 @contextmanager

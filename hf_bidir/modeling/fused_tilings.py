@@ -5,7 +5,7 @@ to 128 were measured on an H200 (benchmarks/results/fused_tilings.md), except th
 the one without spilled registers (fused_instructions.md); the others are only compiled to fit the memory.
 `benchmarks/fused_tilings.py --write` measures the GPU that it runs on and rewrites its part. A Python file, because
 transformers copies no other files with the code of a checkpoint. A kernel repository has tilings.json beside it, made
-from this table, where those of another GPU can be added or replaced.
+from this table, where those of another GPU are added by compute capability, as in "10.0 forward tanhmax 64".
 """
 
 import json
@@ -14,7 +14,9 @@ from pathlib import Path
 Tiling = tuple[int, int, int, int]
 
 # By compute capability; Blackwell has at least Hopper's memory per block, and GPUs that are not listed have Ada's.
-ARCHITECTURES = {80: "ampere", 86: "ada", 89: "ada", 90: "hopper", 100: "hopper", 103: "hopper", 120: "ada"}
+ARCHITECTURES = {
+    "8.0": "ampere", "8.6": "ada", "8.9": "ada", "9.0": "hopper", "10.0": "hopper", "10.3": "hopper", "12.0": "ada",
+}  # fmt: skip
 OTHERS = "ada"
 FP32: Tiling = (64, 32, 4, 2)  # three products of tf32 need more registers
 # for a GPU with less memory than the tiling of its own needs, as with a bias and large heads
@@ -47,7 +49,9 @@ TILINGS = {
 
 TUNED = Path(__file__).with_name("tilings.json")
 if TUNED.is_file():
-    TILINGS |= {
-        entry: (rows, keys, warps, stages)
-        for entry, (rows, keys, warps, stages) in json.loads(TUNED.read_text()).items()
-    }
+    try:
+        for _entry, (_queries, _keys, _warps, _stages) in json.loads(TUNED.read_text()).items():
+            TILINGS[_entry] = (_queries, _keys, _warps, _stages)
+    except (AttributeError, TypeError, ValueError) as error:
+        expected = 'entries such as "9.0 forward tanhmax 64": [128, 128, 8, 3]'
+        raise ValueError(f"expected {expected} in {TUNED}: {error}.") from None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
@@ -78,6 +79,8 @@ class BidirMixin(_Stock):
             self.config = copy.copy(config)
             vars(self.config).update(attn_negative_mass=masses, attn_layers=layer_names(self, layers))
         try:
+            if len(layers) != (whole := getattr(layers[0], "signed_count", 0) if layers else 0):
+                _check_loadable(self, len(layers), whole)
             with _named_like_its_base(type(self)):
                 return super().save_pretrained(*args, **kwargs)
         finally:
@@ -235,6 +238,21 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     _register_checkpoint_keys(stock.__name__, name)
     globals()[name] = made  # pickle looks it up here
     return made
+
+
+def _check_loadable(model: PreTrainedModel, left: int, whole: int) -> None:
+    """Raise ValueError for a model with removed layers whose config asks for other ones."""
+    try:
+        with torch.device("meta"):
+            made = type(model)(copy.deepcopy(model.config))
+        fits = len(signed_layers(made)) == left
+    except ValueError:  # a list of masses does not fit
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"this {type(model).__name__} has {left} of its {whole} layers, and its config asks for others; set "
+            "num_hidden_layers to the number of those left, or save the whole model."
+        )
 
 
 def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[PretrainedConfig]) -> PretrainedConfig:

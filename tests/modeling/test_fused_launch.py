@@ -44,7 +44,7 @@ def kernel(monkeypatch):
     """A kernel that is compiled as on a Hopper GPU, though there may be none."""
     stand_in = Kernel()
     monkeypatch.setattr(fused_launch, "INTERPRETED", False)
-    monkeypatch.setattr(fused_launch, "_architecture", lambda device: "hopper")
+    monkeypatch.setattr(fused_launch, "_gpu", lambda device: "hopper")
     monkeypatch.setitem(fused_launch.KERNELS, "forward", stand_in)
     return stand_in
 
@@ -82,5 +82,5 @@ def test_a_gpu_without_tilings_uses_those_of_others_and_says_so(monkeypatch, cap
     monkeypatch.setattr(fused_launch, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (13, 7))
     with caplog.at_level(logging.WARNING):
-        assert fused_launch._architecture(torch.device("cuda")) == OTHERS
+        assert fused_launch._gpu(torch.device("cuda")) == OTHERS
     assert "no tilings for compute capability 13.7" in caplog.text

@@ -214,6 +214,9 @@ def test_a_part_is_saved_as_the_class_that_it_is_and_computes_the_same_from_its_
 def test_a_model_from_which_layers_were_removed_is_saved_with_the_masses_of_those_left(tmp_path):
     model = hf_bidir.signed(stock_model("bert", num_hidden_layers=3), [0.0, 0.5, [1.0, 0.2, 0.0, 0.7]])
     model.bert.encoder.layer = model.bert.encoder.layer[::2]
+    with pytest.raises(ValueError, match="has 2 of its 3 layers, and its config asks for others; set"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
     model.config.num_hidden_layers = 2
     model.save_pretrained(tmp_path)
     loaded = BidirBertForSequenceClassification.from_pretrained(tmp_path)
