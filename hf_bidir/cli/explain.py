@@ -144,7 +144,7 @@ def explain(
 
 def _messages(text: str) -> list[dict[str, str]]:
     """The messages of a JSON file, or the text as the message of a user."""
-    if not text.endswith(".json") or not Path(text).is_file():
+    if not text.endswith(".json") or " " in text:
         return [{"role": "user", "content": text}]
     expected = f'expected a list of messages {{"role": "user", "content": "…"}} in {text}'
     try:

@@ -2,21 +2,20 @@
 
 from pathlib import Path
 
+import yaml
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
-from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
+from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, documents, read_config, read_model
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
-from hf_bidir.common.card import CARD
+from hf_bidir.common.card import CARD, parsed_card
+from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 
 with extra("int8"):
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig
     from torchao.utils import TorchAOBaseTensor
     from transformers import TorchAoConfig
-
-
-QUANTISED = "---\nbase_model: {}\nbase_model_relation: quantized\n---\n"
 
 
 def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
@@ -49,9 +48,21 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
     model = read_int8(transformer)
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no nn.Linear layer that torchao quantises (GPT-2 has Conv1D).")
-    # a model card names the Hub's model that the weights come from
-    header = {} if Path(source).exists() else {CARD: QUANTISED.format(source).encode()}
-    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences, header)
+    copies = {CARD: header} if (header := _header(source)) else {}
+    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences, copies)
+
+
+def _header(source: str | Path) -> bytes:
+    """The header of a card with the model on the Hub that the weights come from and their licence, as far as known."""
+    try:
+        card = documents(source).get(CARD)
+        data = parsed_card(card, CARD, ignore_metadata_errors=True).data.to_dict() if card else {}
+    except InputError:
+        data = {}
+    base = data.get("base_model") if Path(source).exists() else str(source)
+    fields = {"base_model": base, "base_model_relation": base and "quantized", "license": data.get("license")}
+    known = {name: value for name, value in fields.items() if value}
+    return f"---\n{yaml.safe_dump(known)}---\n".encode() if known else b""
 
 
 def read_int8(source: str | Path) -> PreTrainedModel:

@@ -229,13 +229,16 @@ def explain_continuation(
     chosen = method or default_method(model, layer, head, passes)
     scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head)
 
+    # of a conversation the messages, not what its template wrote
+    shown = [at for at, special in enumerate(example.special) if not (special and is_template(prompt))]
+
     def by_source(rows: Tensor, add: bool = True) -> Tensor:
-        return torch.cat([example.by_token(rows[:, :start], add), rows[:, start : len(ids) - 1]], dim=1)
+        return torch.cat([example.by_token(rows[:, :start], add)[:, shown], rows[:, start : len(ids) - 1]], dim=1)
 
     by_token = by_source(scores, METHODS[chosen].additive)
     pieces = spelled(tokenizer, generated.tolist())
-    source = [*example.tokens, *pieces[:-1]]
-    sink = sink_note(chosen, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
+    source = [*(example.tokens[at] for at in shown), *pieces[:-1]]
+    sink = sink_note(chosen, source, [*(example.special[at] for at in shown), *[False] * len(pieces[:-1])], by_token)
     where = METHODS[chosen].caption(layer, head) + f"; y is {LOGIT}" * METHODS[chosen].explains_output
     largest = "" if head is not None else ", in the head of its layer with the largest Σ |a| ‖v‖"
     logits, attended, place = _attended(model, inputs, positions.to(model.device), layer, head)
@@ -249,7 +252,7 @@ def explain_continuation(
         ),
         what=" ".join(filter(None, ["" if method else why_fast(chosen, passes), sink, where])),
         scores={METHODS[chosen].unit: by_token, f"a of {place}": by_source(attended)},
-        first_length=len(example.tokens),
+        first_length=len(shown),
         how_to_read=f"{METHODS[chosen].how_to_read}; a is the coefficient for the position before{largest}",
         has_signs=METHODS[chosen].signed,
         probabilities=logits.softmax(-1).gather(-1, generated[:, None]).squeeze(-1).tolist(),

@@ -73,8 +73,10 @@ def explain_head(
         written=[f"query {query_name}", f"key {key_name}"],
         explained=f"Layer {layer}, head {head}: for the query {query_name} the key {key_name} has the score "
         f"{signed(score)} and the coefficient {signed(row[attended].item())}.",
-        what="Relevance (AttnLRP) of words for the score, through the query and through the key",
+        what="Relevance (AttnLRP) of words for the score, through the query and through the key; it sums to "
+        f"{' and '.join(map(signed, through.sum(1).tolist()))}, biases and position embeddings have the rest",
         scores={"relevance": example.by_token(through).cpu()},
+        axes=("side of the score", "word"),
         first_length=len(example.tokens),
         how_to_read="+ (red) raises the score, − (blue) lowers it",
     )

@@ -226,6 +226,7 @@ class Alignment(Result):
     probabilities: Sequence[float] = ()  # of the generated tokens, where known
     has_signs: bool = True  # whether the first scores can be negative
     values: Sequence[float] = ()  # y of each generated token, where the first scores are for or against it
+    axes: tuple[str, str] = ("generated token", "source token")  # what rows and columns are
 
     @property
     def notes(self) -> list[str]:

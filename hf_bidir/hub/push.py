@@ -34,6 +34,7 @@ from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import BENCHMARKS, CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import activations
+from hf_bidir.modeling.model_types import is_signed
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +227,12 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
 
 def _add_code(target: Path) -> None:
     """Replace the model code in the folder, of this version or an earlier one, by this version's."""
-    known = code_files(read_json(target / "config.json").get("auto_map", {}), target)
+    config = read_json(target / "config.json")
+    if not is_signed(kind := config.get("model_type")):
+        raise ValueError(
+            f"expected a signed checkpoint, got the model type {kind}; hf-bidir convert makes a signed copy."
+        )
+    known = code_files(config.get("auto_map", {}), target)
     for file in target.glob("*.py"):
         ours = MODELING / file.name
         if not ours.is_file() and file.name not in known:

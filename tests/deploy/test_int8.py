@@ -1,7 +1,10 @@
 """Checkpoints with 8-bit weights load like others, and are refused where full precision is needed."""
 
+import shutil
+
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForSequenceClassification
@@ -45,6 +48,13 @@ def test_a_saved_copy_computes_nearly_what_the_model_computes_however_it_is_load
     assert not torch.equal(got, expected)
     assert (got - expected).abs().max() < 0.1 * expected.abs().max()
     torch.testing.assert_close(loaded, got)
+
+
+def test_a_copy_keeps_the_licence_and_the_base_of_its_source(folders, tmp_path):
+    source = shutil.copytree(folders[0], tmp_path / "full")
+    (source / "README.md").write_text("---\nlicense: mit\nbase_model: alice/tiny\nbase_model_relation: finetune\n---\n")
+    data = ModelCard.load(quantise_checkpoint(source, tmp_path / "int8") / "README.md").data
+    assert (data.license, data.base_model, data["base_model_relation"]) == ("mit", "alice/tiny", "quantized")
 
 
 @pytest.mark.parametrize("refusing", [convert_checkpoint, restore_softmax, quantise_checkpoint])

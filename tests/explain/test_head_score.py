@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from hf_bidir.checkpoints.layer_hooks import edited_projections
 from hf_bidir.cli import app
 from hf_bidir.explain import explain_head
+from hf_bidir.explain.inputs.text import signed
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import bert, family, pooling, tokenizer
@@ -51,6 +52,7 @@ def test_without_biases_and_norms_each_side_sums_to_the_score():
     query, key, _ = states_of(model, 0)
     score = query[0, 1, 4] @ key[0, 1, 2] * query.shape[-1] ** -0.5
     torch.testing.assert_close(found.scores["relevance"].sum(1), score.expand(2), rtol=1e-3, atol=1e-4)
+    assert f"it sums to {signed(score.item())} and {signed(score.item())}" in found.what
 
 
 def test_by_default_it_explains_the_strongest_coefficient_of_the_query_that_is_read():

@@ -62,8 +62,13 @@ def test_a_sentence_keeps_its_closing_quotes_and_the_blanks_after_it(chat_tokeni
 
 @pytest.mark.parametrize("segments", [[], [1], "chapters"])
 def test_segments_that_are_none_are_refused(segments):
-    with pytest.raises(ValueError, match=r"expected (segments sentences, paragraphs, or a list of texts|at least one)"):
+    with pytest.raises(ValueError, match=r"expected (segments sentences, paragraphs, or in Python a|at least one)"):
         segmented(TEXT, segments)
+
+
+def test_messages_of_a_plain_text_are_refused_with_what_they_need():
+    with pytest.raises(ValueError, match="Messages need a conversation: --chat"):
+        segmented(TEXT, "messages")
 
 
 def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
@@ -124,10 +129,10 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
     assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
-    assert "user: Was it good? I ask twice." in found.source
+    assert found.source == ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
     ids = chat_tokenizer(conversation(chat_tokenizer, QUESTION) + "It was good", return_tensors="pt")["input_ids"]
     example = read_text(chat_tokenizer, segmented(conversation(chat_tokenizer, QUESTION), "messages"), 100)
-    message, last = found.source.index("user: Was it good? I ask twice."), ids[0, -1]
+    message, last = example.tokens.index(found.source[1]), ids[0, -1]
     with torch.no_grad():
         whole = chat_model(ids[:, :-1]).logits[0, -1]
         others = torch.ones(1, 1, 1, ids.shape[1] - 1, dtype=torch.bool)
@@ -135,7 +140,7 @@ def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_befo
         with _attending_only(chat_model, others, "renormalise"):
             without = chat_model(ids[:, :-1]).logits[0, -1]
     fall = (whole[last] - whole.mean()) - (without[last] - without.mean())
-    torch.testing.assert_close(next(iter(found.scores.values()))[-1, message], fall, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(next(iter(found.scores.values()))[-1, 1], fall, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("content", ["s", "AI", "user"])

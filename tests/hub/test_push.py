@@ -20,7 +20,7 @@ from hf_bidir.hub import push, push_checkpoint
 from hf_bidir.hub.push import MODELING, code_files, stage
 from tests.hub_server import Hub
 from tests.hub_user import User, start
-from tests.tiny_models import WORDS, word_tokenizer
+from tests.tiny_models import WORDS, stock_model, word_tokenizer
 
 ROOT = Path(__file__).parents[2]
 COLLECTION = "alice/signed-0123456789abcdef01234567"
@@ -179,6 +179,13 @@ def earlier(published, folder):
 
 def new_version(repository):
     return ModelCard(repository.at("main")["README.md"].decode()).data.get("new_version")
+
+
+def test_a_stock_checkpoint_is_refused_with_the_way_to_a_signed_one(tmp_path):
+    stock_model("bert").save_pretrained(tmp_path / "stock")
+    (tmp_path / "staged").mkdir()
+    with pytest.raises(ValueError, match="got the model type bert; hf-bidir convert makes a signed copy"):
+        stage(tmp_path / "stock", tmp_path / "staged")
 
 
 def test_a_collection_gets_the_model_once(published, push_with):

@@ -79,7 +79,7 @@ def _reading(result: Explanation | Alignment) -> str:
 def _headings(result: Explanation | Alignment) -> dict[str, str]:
     """The headings of the figures by names of `FIGURES`."""
     if isinstance(result, Alignment):
-        return {"alignment": "Rows: generated tokens. Columns: source tokens."}
+        return {"alignment": "Rows: {}s. Columns: {}s.".format(*result.axes)}
     headings = {} if result.coefficients is None else {"coefficients": result.coefficients.heading}
     headings["scores"] = _sentence(result.caption(result.method), end="")
     if result.traced:
@@ -97,7 +97,10 @@ def _figure(result: Explanation | Alignment, name: str) -> Figure:
     if isinstance(result, Alignment):
         captions = [_sentence(result.what), f"{result.explained.rstrip('.')}.", *result.notes, _reading(result)]
         limits = {unit: result.limit(unit) for unit in result.scores}
-        return alignment_grid(result.rows, result.source, result.scores, limits=limits, caption=" ".join(captions))
+        caption = " ".join(captions)
+        return alignment_grid(
+            result.rows, result.source, result.scores, limits=limits, axes=result.axes, caption=caption
+        )
     if name == "coefficients" and (of := result.coefficients) is not None:
         row = {f"layer {of.layer}, head {of.head}": result.shown(of.values)[1]}
         caption = " ".join([f"{of.heading}.", of.caption, result.hidden(of.values), result.explained])

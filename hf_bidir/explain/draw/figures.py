@@ -138,6 +138,7 @@ def alignment_grid(
     values: Mapping[str, Array],
     *,
     limits: Mapping[str, float | None] | None = None,
+    axes: tuple[str, str] = ("generated token", "source token"),
     caption: str | None = None,
     path: str | Path | None = None,
 ) -> Figure:
@@ -149,6 +150,7 @@ def alignment_grid(
         written, source: the generated words, one per row, the first one on top; the source words, one per column.
         values: one panel per unit, `[written, source]` each; every panel has its own scale.
         limits: the magnitude of the strongest colour by unit; by default the largest value.
+        axes: what rows and columns are.
     """
     grids, shape = {unit: as_array(grid) for unit, grid in values.items()}, (len(written), len(source))
     for unit, grid in grids.items():
@@ -167,11 +169,11 @@ def alignment_grid(
         panel.tick_params(length=0, labelsize=8)
         panel.xaxis.tick_top()
         panel.xaxis.set_label_position("top")
-        panel.set_xlabel("source token", fontsize=8)
+        panel.set_xlabel(axes[1], fontsize=8)
         for row, column, sign in _marks(grid, scale):
             panel.text(column, row, sign, fontsize=8, color=text_color_on(scale.color(grid[row, column])), **CENTRED)
         scale.bar(figure, unit, ax=panel)
-    panels[0].set_ylabel("generated token", fontsize=8)
+    panels[0].set_ylabel(axes[0], fontsize=8)
     return finish(figure, caption, path)
 
 

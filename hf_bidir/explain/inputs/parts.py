@@ -125,8 +125,9 @@ def segmented(text: str, segments: Segments) -> Parted:
     elif segments == MESSAGES and chat:
         parts = around
     else:
+        needs = "" if chat or segments != MESSAGES else " Messages need a conversation: --chat, or a list of messages."
         known = ", ".join([*PATTERNS, *[MESSAGES] * chat])
-        raise ValueError(f"expected segments {known}, or a list of texts; got {segments!r}.")
+        raise ValueError(f"expected segments {known}, or in Python a list of texts; got {segments!r}.{needs}")
     roles = text.roles if isinstance(text, Parted) and segments == MESSAGES else None
     return Parted(text, parts, whole=True, roles=roles, spoken=text.spoken if chat else None)  # type: ignore[attr-defined]
 
