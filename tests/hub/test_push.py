@@ -184,7 +184,7 @@ def new_version(repository):
 def test_a_stock_checkpoint_is_refused_with_the_way_to_a_signed_one(tmp_path):
     stock_model("bert").save_pretrained(tmp_path / "stock")
     (tmp_path / "staged").mkdir()
-    with pytest.raises(ValueError, match="got the model type bert; hf-bidir convert makes a copy"):
+    with pytest.raises(ValueError, match="got the model type bert; hf-bidir convert makes a signed copy"):
         stage(tmp_path / "stock", tmp_path / "staged")
 
 
