@@ -1,5 +1,6 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -58,6 +59,7 @@ NO_FLOW = (
     "scores do (docs/explanation_methods.md)."
 )
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+IMAGE_NAME = re.compile(r"\S+\.(png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
 TRACED = ("flow", "rollout")  # drawn beside the scores
 FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
 
@@ -187,8 +189,7 @@ def explain_checkpoint(
 
         source = load_checkpoint(source)
     processor, model = source[1], model_within(*source)
-    text = isinstance(text_or_image, str) and not reads_images(model)
-    if text and len(text_or_image) < LONGEST_NAME and Path(text_or_image).is_file():  # type: ignore[arg-type]
+    if isinstance(text_or_image, str) and not reads_images(model) and _is_file_name(text_or_image):
         raise ValueError(
             f"expected a text in quotation marks, got the file {text_or_image}; {type(model).__name__} takes the text "
             "itself."
@@ -261,6 +262,11 @@ def _chosen(
     check_method(method or default_method(model, layer, head), layer, head)
     model = model if against is None else model.compared_with(processor, against)
     return model, {"target": target, "position": position, "layer": layer, "head": head}
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether a text is the name of a file, or of an image that does not exist."""
+    return len(text) < LONGEST_NAME and (Path(text).is_file() or IMAGE_NAME.fullmatch(text) is not None)
 
 
 def _is_conversation(inputs: Any) -> bool:
