@@ -9,11 +9,11 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.convert import signed
+from hf_bidir.checkpoints.layer_hooks import kept_keys
 from hf_bidir.cli import app
 from hf_bidir.explain import explain, read_text
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from hf_bidir.explain.inputs.text import window, windows_of
-from hf_bidir.explain.methods.erasure import _attending_only
 from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
 
@@ -127,7 +127,9 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
 
 
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
-    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
+    found = explain(
+        chat_model, chat_tokenizer, QUESTION, "erasure-mask", segments="messages", continuation="It was good"
+    )
     assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
     assert found.source == ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
     ids = chat_tokenizer(conversation(chat_tokenizer, QUESTION) + "It was good", return_tensors="pt")["input_ids"]
@@ -137,7 +139,7 @@ def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_befo
         whole = chat_model(ids[:, :-1]).logits[0, -1]
         others = torch.ones(1, 1, 1, ids.shape[1] - 1, dtype=torch.bool)
         others[0, 0, 0, : len(example.token_of_piece)] = example.token_of_piece != message
-        with _attending_only(chat_model, others, "renormalise"):
+        with kept_keys(chat_model, others):
             without = chat_model(ids[:, :-1]).logits[0, -1]
     fall = (whole[last] - whole.mean()) - (without[last] - without.mean())
     torch.testing.assert_close(next(iter(found.scores.values()))[-1, 1], fall, rtol=1e-3, atol=1e-4)
