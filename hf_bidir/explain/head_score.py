@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
+from hf_bidir.explain.api import parted, read
 from hf_bidir.explain.inputs.text import Example, signed, told_apart
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.record import Record, attends_between_tokens, check_exists, model_within
@@ -47,8 +48,6 @@ def explain_head(
             attention, in which a head has two scores.
         NoRule: as in `relevance`.
     """
-    from hf_bidir.explain.api import parted, read
-
     model = model_within(model, tokenizer)
     if not attends_between_tokens(model):
         raise ValueError(f"{type(model).__name__} has no attention between tokens; use the method contributions.")
