@@ -4,8 +4,8 @@ Every model type of the installed transformers is built tiny and random (`famili
 beside its stock model (`families_checks.py`): λ = 0 equals stock on sdpa and eager; λ = 1 changes the outputs and
 leaves no softmax attention; the backends agree; a padded batch equals its single rows; later tokens do not change
 earlier outputs of a causal model; generation is equal with and without cache; a saved model reloads with equal outputs,
-for a sample of 14 in an isolated process with only the folder; the signed class loads stock weights. Saves a table, and
-the summary for `hf-bidir families`.
+for a sample of 14 in an isolated process with only the folder; the signed class loads stock weights. Saves the summary
+that `hf-bidir families` prints; --records has the reason of every check.
 
     python benchmarks/families.py                    every type, 11 minutes on 2 cores
     python benchmarks/families.py --resume           continue an interrupted sweep
@@ -48,7 +48,7 @@ from benchmarks.families_checks import (
     run,
 )
 from benchmarks.families_inputs import example
-from benchmarks.families_table import write_results
+from benchmarks.families_table import write_summary
 from hf_bidir import signed
 from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS, attention_layers, outside_layers
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -82,7 +82,7 @@ def main() -> None:
     print(f"{len(waiting)} types in {minutes:.1f} minutes with {options.jobs} processes")
     print(Counter(record["status"] for record in records.values()))
     if not options.only:
-        write_results([records[name] for name in types], minutes if len(waiting) == len(types) else None)
+        write_summary([records[name] for name in types])
 
 
 def arguments() -> argparse.Namespace:

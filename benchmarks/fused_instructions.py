@@ -143,7 +143,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--arch", type=int, choices=SHARED, default=90, help="80, 86 Ampere, 89 Ada, 90 Hopper")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128], help="from 16 to 256")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_instructions.md")
+    parser.add_argument("--output", type=Path, default=Path("runs/fused_instructions.md"))
     options = parser.parse_args()
     if not all(16 <= head_dim <= 256 for head_dim in options.head_dims):
         parser.error(f"expected head dimensions in 16 to 256, got {options.head_dims}")

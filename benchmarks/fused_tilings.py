@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=["tanhmax", "softmax"], default=["tanhmax", "softmax"])
     parser.add_argument("--best", type=int, default=6, help="tilings to list per kernel, head dimension and length")
     parser.add_argument("--write", action="store_true", help=f"rewrite the measured entries of {TABLE.name}")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_tilings.md")
+    parser.add_argument("--output", type=Path, default=Path("runs/fused_tilings.md"))
     options = parser.parse_args()
     if INTERPRETED or not torch.cuda.is_available():
         parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_instructions.py needs no GPU")

@@ -40,6 +40,7 @@ CARDS = ROOT / "model_cards"  # their Python blocks run in tests/hub
 BLOCK = re.compile(r"(<!-- gpu -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+|--[a-z][\w-]+[^`\n]*)`")
 FOLDERS = ("hf_bidir", "training", "benchmarks", "research", "space")
+MODULES = ("research.", "benchmarks.", "training.")  # after python -m
 SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 WORDS = set(re.findall(r"(?<![^\W_])[a-z]\w+", "".join(f.read_text("utf-8") for f in SOURCES).replace("-", "_")))
 VALUE = re.compile(r"(True|False|None|\d+|torch\.[\w.]+\S*\)|\{.*\}|'.*?')(?:: .*)?$")  # in the comment on a print
@@ -159,7 +160,7 @@ def problem_of_cli(words: list[str]) -> str | None:
 
 def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Run a script up to the end of its parser."""
-    found = [index for index, word in enumerate(words) if word.endswith(".py") or word.startswith("research.")]
+    found = [index for index, word in enumerate(words) if word.endswith(".py") or word.startswith(MODULES)]
     if not found:
         return None
     file, parse_args, said = file_of(words[found[0]]), ArgumentParser.parse_args, io.StringIO()

@@ -8,7 +8,7 @@ Deprecations in the code of libraries are not printed, because the user of a com
 example, transformers imports torchao where it is installed, and torch 2.14 logs a deprecation about torchao 0.18.
 
 Threads of GNU OpenMP spin while they wait for each other; here they sleep sooner. On cores that other programs use, a
-step otherwise takes several times as long (benchmarks/results/waiting_threads.md).
+step otherwise takes longer.
 """
 
 import json

@@ -58,7 +58,7 @@ STAYS_SOFTMAX = (
     "training, and --attn_negative_mass sets it at once."
 )
 BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
-SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/results/threads.md)
+SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; on idle cores two threads are faster than one
 
 # options of the duration of training or the choice of the checkpoint, which turn off `set_scratch_duration`
 DURATION = {

@@ -1,8 +1,8 @@
 """The tiling of each fused kernel: queries and keys of a block, warps, pipeline stages.
 
 By architecture, kernel, mode and head dimension (rounded up to 64, 128 or 256). Those for Hopper and head dimensions up
-to 128 were measured on an H200 (benchmarks/results/fused_tilings.md), except that of TanhMax forward at 64, which is
-the one without spilled registers (fused_instructions.md); the others are only compiled to fit the memory.
+to 128 were measured on an H200, except that of TanhMax forward at 64, which is the one without spilled registers
+(`benchmarks/fused_instructions.py`); the others are only compiled to fit the memory.
 `benchmarks/fused_tilings.py --write` measures the GPU that it runs on and rewrites its part. A Python file, because
 transformers copies no other files with the code of a checkpoint. A kernel repository has tilings.json beside it, made
 from this table, where those of another GPU are added by compute capability, as in "10.0 forward tanhmax 64".

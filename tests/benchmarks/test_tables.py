@@ -1,11 +1,19 @@
 """Tables in pages equal what their csv files give."""
 
 import re
+import shlex
+import sys
 
 import pytest
 
 from benchmarks import tables
 from benchmarks.runs import read_runs
+
+FOLDERS = ("docs", "research", "benchmarks")
+PAGES = [page for folder in FOLDERS for page in sorted((tables.ROOT / folder).rglob("*.md"))]
+COMMAND = re.compile(r"python -m benchmarks\.tables ([^`\n]+)")  # those that print one table
+REPORT = "research.paper.findings.report"
+PRINTED = [shlex.split(words) for page in PAGES for words in COMMAND.findall(page.read_text("utf-8"))]
 
 
 def test_every_table_equals_its_data(capsys, monkeypatch):
@@ -35,9 +43,17 @@ def test_the_versions_that_a_page_names_are_those_of_its_files():
 
 
 @pytest.mark.parametrize("folder", ["benchmarks/results", "research"])
-def test_every_csv_file_of_results_fills_a_table(folder):
+def test_every_csv_file_of_results_fills_a_table_or_a_page_names_the_command_that_prints_one(folder):
     calls = "".join((tables.ROOT / page).read_text() for page in tables.pages())
-    named = set(re.findall(r'"([\w/]+\.csv)"', calls))
+    named = set(re.findall(r'"([\w/]+\.csv)"', calls)) | {word for words in PRINTED for word in words}
+    reports = [*re.findall(r'findings\.report", None, "(\w+)"', calls), *(w[1] for w in PRINTED if w[0] == REPORT)]
+    groups = {f"research/paper/results/{name}" for name in reports}
     found = {str(file.relative_to(tables.ROOT)) for file in (tables.ROOT / folder).rglob("*.csv")}
-    groups = {f"research/paper/results/{name}" for name in re.findall(r'findings\.report", None, "(\w+)"', calls)}
     assert not {file for file in found - named if file.rpartition("/")[0] not in groups}
+
+
+@pytest.mark.parametrize("words", PRINTED, ids=" ".join)
+def test_the_tables_that_pages_name_are_printed(words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tables", *words])
+    assert tables.command() == 0
+    assert "| --- |" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from typer.testing import CliRunner
 from hf_bidir.checkpoints import families
 from hf_bidir.cli import app
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "benchmarks" / "results" / "families.md"
 TYPES = families.summary()["types"]
 
 
@@ -31,16 +28,6 @@ newer = pytest.mark.skipif(transformers.__version__ < "5.2", reason="types of a 
 
 def run(*arguments):
     return CliRunner().invoke(app, ["families", *arguments])
-
-
-def page_rows():
-    """The cells of the page's table, by model type."""
-    lines = [
-        re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:2] == "| "
-    ]
-    header = next(index for index, cells in enumerate(lines) if cells[0].strip() == "type")
-    names = [cell.strip() for cell in lines[header]]
-    return {cells[0].strip(): dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines[header + 2 :]}
 
 
 def test_the_summary_has_every_model_type_of_the_version_it_was_made_with():
@@ -60,16 +47,6 @@ def test_at_least_200_model_types_are_supported_with_outputs_that_move_and_the_o
         else:
             assert entry["reason"], name
             assert not re.search("\n|Traceback", entry["reason"]), name
-
-
-def test_summary_and_page_say_the_same():
-    rows, names = page_rows(), families.summary()["checks"]
-    assert set(rows) == set(TYPES)
-    for name, entry in TYPES.items():
-        row = rows[name]
-        assert (row["result"] == "passed") == entry["supported"], name
-        assert row["kind"] == entry["kind"], name
-        assert "".join(row[check] for check in names) == entry.get("checks", ""), name
 
 
 def test_the_command_lists_supported_types_by_kind():
