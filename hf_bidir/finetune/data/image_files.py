@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Features, Image, Value, load_dataset
+from datasets import ClassLabel, Dataset, Features, Image, Value
 from datasets.data_files import SPLIT_KEYWORDS
 from datasets.exceptions import DatasetGenerationError
 from sklearn.datasets import load_digits
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import sha256
 from hf_bidir.common.images import is_image_file
-from hf_bidir.finetune.data.sources import existing, read_table
+from hf_bidir.finetune.data.sources import existing, load_files, read_table
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ def read_image_folder(folder: Path, labelled: bool = True, split: str = "train")
     """
     if _metadata(folder):
         with as_input_error(f"cannot read {folder} with its metadata: ", DatasetGenerationError, ValueError, OSError):
-            return load_dataset("imagefolder", data_files=[f"{glob.escape(str(folder))}/**"], split="train")
+            every = [f"{glob.escape(str(folder))}/**"]
+            return load_files("imagefolder", folder.rglob("metadata.*"), data_files=every, split="train")
     files, others = _listed(folder)
     if others:
         names = ", ".join(str(file.relative_to(folder)) for file in others[:LISTED])

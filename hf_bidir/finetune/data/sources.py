@@ -3,8 +3,9 @@
 import codecs
 import csv
 import glob
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetGenerationError
 
 from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.files import sha256
 
 TABLES = {
     ".parquet": "parquet",
@@ -64,7 +66,7 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # it logs an error that it raises as well
     try:
         options = _options(file, builder, sample_by)
-        return load_dataset(builder, data_files=glob.escape(str(file)), split="train", **options)
+        return load_files(builder, [file], data_files=glob.escape(str(file)), split="train", **options)
     except InputError:
         raise
     except (DatasetGenerationError, ValueError, OSError) as error:
@@ -82,10 +84,18 @@ def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
         InputError: the data set cannot be loaded or has no train split.
     """
     with as_input_error(f"cannot load the data set {name!r} from the Hub: ", Exception):
-        splits = load_dataset(name, config)
+        local = Path(name).is_dir()
+        splits = load_files(name, Path(name).rglob("*"), name=config) if local else load_dataset(name, config)
     if not isinstance(splits, DatasetDict) or "train" not in splits:
         raise InputError(f"expected a train split in {name!r}; it has: {', '.join(map(str, splits))}")
     return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+
+
+def load_files(source: str, files: Iterable[Path], **options: Any) -> Any:
+    """`load_dataset` with a cache for the content of these files; its own is for paths and times of change, which another
+    file can have."""
+    content = "".join(map(sha256, filter(Path.is_file, sorted(files))))
+    return load_dataset(source, description=hashlib.sha256(content.encode()).hexdigest(), **options)
 
 
 def row_lines(file: Path) -> list[int]:

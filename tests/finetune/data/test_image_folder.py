@@ -1,5 +1,6 @@
 """Every image in a class folder counts, whatever its name."""
 
+import os
 import shutil
 import unicodedata
 
@@ -89,6 +90,15 @@ def test_a_table_of_metadata_gives_the_labels(tmp_path):
     split = read_image_folder(folder)
     assert split["label"][:] == ["day", "night"]
     assert split[1]["image"].getpixel((0, 0)) == 1
+
+
+def test_replaced_metadata_give_their_own_labels_also_where_size_and_time_are_the_same(tmp_path):
+    folder = images(tmp_path, "1.png", "2.png")
+    for labels in (["day", "bar"], ["bar", "day"]):
+        rows = [f"{number}.png,{label}\n" for number, label in enumerate(labels, 1)]
+        (folder / "metadata.csv").write_text("file_name,label\n" + "".join(rows))
+        os.utime(folder / "metadata.csv", (315532800, 315532800))
+        assert read_image_folder(folder)["label"][:] == labels
 
 
 def test_the_digest_is_of_images_and_classes_alone(tmp_path):

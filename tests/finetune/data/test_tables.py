@@ -1,10 +1,13 @@
 """Tables as files: separators, encodings, lines, and why a file cannot be read."""
 
+import os
+
+import pandas as pd
 import pytest
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import PairDataArguments
-from hf_bidir.finetune.data.sources import read_table, row_lines
+from hf_bidir.finetune.data.sources import read_hub, read_table, row_lines
 from hf_bidir.finetune.data.text_data import read_pairs
 
 ROWS = {"text": ["a, b", "Ärger"], "label": ["1", "2"]}
@@ -22,6 +25,34 @@ def test_the_separator_is_that_of_the_header_whatever_the_file_is_called(tmp_pat
     lines = [("text", "label"), ('"a, b"', "1"), ("Ärger", "2")]
     file = write(tmp_path / name, "".join(f"{separator.join(line)}\n" for line in lines))
     assert read_table(file)[:] == ROWS
+
+
+def same_time(path):
+    """As archives with fixed times, `cp -p` and `rsync -t` set it."""
+    os.utime(path, (315532800, 315532800))
+
+
+WRITERS = {
+    "csv": lambda rows, path: rows.to_csv(path, index=False),
+    "jsonl": lambda rows, path: rows.to_json(path, orient="records", lines=True),
+    "txt": lambda rows, path: path.write_text("\n".join(rows["text"])),
+    "parquet": lambda rows, path: rows.to_parquet(path),
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_replaced_file_gives_its_own_rows_also_where_path_size_and_time_are_the_same(tmp_path, suffix):
+    for texts in (["good", "evil"], ["evil", "good"]):
+        WRITERS[suffix](pd.DataFrame({"text": texts}), file := tmp_path / f"table.{suffix}")
+        same_time(file)
+        assert read_table(str(file)).map(lambda row: {"copy": row["text"]})["copy"][:] == texts
+
+
+def test_a_local_data_set_with_a_replaced_file_gives_its_own_rows(tmp_path):
+    for texts in (["good", "evil"], ["evil", "good"]):
+        WRITERS["csv"](pd.DataFrame({"text": texts}), file := tmp_path / "train.csv")
+        same_time(file)
+        assert read_hub(str(tmp_path), None)["train"]["text"][:] == texts
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
