@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import sha256
 from hf_bidir.common.images import is_image_file
-from hf_bidir.finetune.data.sources import existing, load_files, read_table
+from hf_bidir.finetune.data.sources import check_header, existing, load_files, read_table
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,10 @@ def read_image_folder(folder: Path, labelled: bool = True, split: str = "train")
     Raises:
         InputError: there are no images, one is in no class folder, or the folder holds splits.
     """
-    if _metadata(folder):
+    if tables := _metadata(folder):
+        for table in tables:
+            if table.suffix == ".csv":
+                check_header(table)
         with as_input_error(f"cannot read {folder} with its metadata: ", DatasetGenerationError, ValueError, OSError):
             every = [f"{glob.escape(str(folder))}/**"]
             return load_files("imagefolder", folder.rglob("metadata.*"), data_files=every, split="train")

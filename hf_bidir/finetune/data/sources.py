@@ -92,8 +92,8 @@ def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
 
 
 def load_files(source: str, files: Iterable[Path], **options: Any) -> Any:
-    """`load_dataset` with a cache for the content of these files; its own is for paths and times of change, which another
-    file can have."""
+    """`load_dataset` with a cache for the content of these files; its own is for paths and times of change, which files
+    of other content can have."""
     content = "".join(map(sha256, filter(Path.is_file, sorted(files))))
     return load_dataset(source, description=hashlib.sha256(content.encode()).hexdigest(), **options)
 
@@ -106,6 +106,16 @@ def row_lines(file: Path) -> list[int]:
     return [line for line, _ in _lines(file)] if builder == "json" and not _is_list(file) else []
 
 
+def check_header(file: Path) -> None:
+    """Raise InputError if two columns of a csv file have one name; pandas would rename the second one."""
+    _, names = next(_records(file), (1, []))
+    for name in filter(str.strip, names):
+        numbers = [str(number) for number, other in enumerate(names, 1) if other == name]
+        if len(numbers) > 1:
+            numbered = f"columns {' and '.join(numbers)} of {file} are both called {name!r}"
+            raise InputError(f"expected one name per column; {numbered}: rename or remove one")
+
+
 def _options(file: Path, builder: str, sample_by: str) -> dict[str, Any]:
     if builder == "parquet":
         return {}
@@ -113,6 +123,7 @@ def _options(file: Path, builder: str, sample_by: str) -> dict[str, Any]:
     if builder == "text":
         options["sample_by"] = sample_by
     if builder == "csv":
+        check_header(file)
         options |= _dialect(file) | {"keep_default_na": False}  # texts such as "null" or "NA" stay texts
         head = pd.read_csv(file, nrows=1, **options)
         # pandas takes the first field for the name of a row where the first row has one more than the header

@@ -92,6 +92,12 @@ def test_a_table_of_metadata_gives_the_labels(tmp_path):
     assert split[1]["image"].getpixel((0, 0)) == 1
 
 
+def test_metadata_with_two_columns_of_one_name_are_refused(tmp_path):
+    (images(tmp_path, "1.png") / "metadata.csv").write_text("file_name,label,label\n1.png,day,bar\n")
+    with pytest.raises(InputError, match=r"columns 2 and 3 of \S+ are both called 'label'"):
+        read_image_folder(tmp_path)
+
+
 def test_replaced_metadata_give_their_own_labels_also_where_size_and_time_are_the_same(tmp_path):
     folder = images(tmp_path, "1.png", "2.png")
     for labels in (["day", "bar"], ["bar", "day"]):
