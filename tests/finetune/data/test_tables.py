@@ -104,7 +104,7 @@ def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
         ("a.parquet", "x", "utf-8", "cannot read .* as parquet: Parquet file size is 1 bytes"),
         ("a.csv", "text,label\n", "utf-8", "has no rows"),
         ("a.csv", "", "utf-8", "is empty"),
-        ("a.csv", "text;label; text\nx;1;y\n", "utf-8", "columns 1 and 3 of .*a.csv are both called 'text'"),
+        ("a.csv", "text;label;text\nx;1;y\n", "utf-8", "columns 1 and 3 of .*a.csv are both called 'text'"),
         ("a.log", "x\n", "utf-8", "expected a file that ends in .parquet, .csv"),
         ("a.csv", "sep=;\ntext;label\nx;1\n", "utf-8", "a.csv, line 1: 'sep=;' is a command to Excel, .* remove the"),
     ],
