@@ -44,6 +44,7 @@ MODULES = ("research.", "benchmarks.", "training.")  # after python -m
 SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 WORDS = set(re.findall(r"(?<![^\W_])[a-z]\w+", "".join(f.read_text("utf-8") for f in SOURCES).replace("-", "_")))
 VALUE = re.compile(r"(True|False|None|\d+|torch\.[\w.]+\S*\)|\{.*\}|'.*?')(?:: .*)?$")  # in the comment on a print
+NUMBER = re.compile(r"(?<![\w.+-])(?:^[+-]?\d+|[+-]\d+|[+-]?\d+(?=\.\d))(?:\.\d+)?\b")  # in the other comments
 PYTHON = [name for name, text in PAGES.items() if "```python" in text and not name.startswith("model_cards/")]
 COMMANDS = [name for name in PAGES if name != "CHANGELOG.md"]  # which also names commands of earlier versions
 CLASSES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
@@ -106,12 +107,31 @@ def test_the_python_blocks_of_a_page_run_offline_and_print_what_their_comments_s
 
 
 def agrees(comment: str, output: str) -> bool:
-    """A comment that begins with a value gives what is printed; in others, decimals are among the printed numbers."""
+    """A comment that begins with a value gives what is printed; in others, every number with a sign or a decimal point,
+    and one that they begin with, is among the printed numbers, rounded to its digits."""
+    comment, output = (text.replace("\N{MINUS SIGN}", "-") for text in (comment, output))
     if value := VALUE.match(comment):
         return value[1] == output
-    numbers = [float(number) for number in re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", output)]
-    expected = re.findall(r"(?<![\w.])-?\d+\.\d+\b", comment.replace("+", ""))
+    numbers = [float(number) for number in re.findall(r"[+-]?\d+(?:\.\d*)?(?:e[+-]\d+)?", output)]
+    expected = [value.removeprefix("+") for value in NUMBER.findall(comment)]
     return all(any(f"{number:.{len(value.partition('.')[2])}f}" == value for number in numbers) for value in expected)
+
+
+@pytest.mark.parametrize(
+    ("comment", "output", "agree"),
+    [
+        ("first: −0.75, flat", "flat     −0.75", True),
+        ("first: +0.75, flat", "flat     −0.75", False),
+        ("first: −0.75, flat", "flat     +0.75", False),
+        ("+1.2, charming", "charming +1.24", True),
+        ("-0.2876, 0", "tensor([-0.2876,  0.0000])", True),
+        ("−3, then others", "[3, 5]", False),
+        ("3, then others", "[-3, 5]", False),
+        ("of 3 rows", "[4, 5]", True),  # a count in a sentence
+    ],
+)
+def test_a_number_in_a_comment_has_the_sign_and_the_digits_that_are_printed(comment, output, agree):
+    assert agrees(comment, output) is agree
 
 
 @pytest.mark.parametrize("page", COMMANDS)
