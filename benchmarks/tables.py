@@ -25,10 +25,7 @@ from cogapp import Cog
 from benchmarks.runs import read_runs
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (
-    ".", "docs", "benchmarks", "benchmarks/results", "research", "research/*", "research/*/results",
-    "research/paper/results/*", "model_cards/*",
-)  # fmt: skip
+FOLDERS = (".", "docs", "benchmarks", "benchmarks/results", "research", "research/*", "model_cards/*")
 
 
 def main(*options: str) -> int:

@@ -31,11 +31,11 @@ from hf_bidir.modeling.attention_call import HAS_TRITON
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]
-GLOBS = ["*.md", "docs/**/*.md", "training/**/*.md", "space/*.md", "benchmarks/*.md", "research/*.md"]
+GLOBS = ["*.md", "docs/**/*.md", "training/**/*.md", "space/*.md", "benchmarks/*.md", "research/**/README.md"]
 GLOBS += ["model_cards/**/README.md"]
 FILES = [file for pattern in GLOBS for file in sorted(ROOT.glob(pattern))]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in FILES}
-RESULTS = [*ROOT.glob("benchmarks/results/*.md"), *ROOT.glob("research/*/results/**/*.md")]  # of which links are tested
+RESULTS = [*ROOT.glob("benchmarks/results/*.md")]  # of which links are tested
 CARDS = ROOT / "model_cards"  # their Python blocks run in tests/hub
 BLOCK = re.compile(r"(<!-- gpu -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+|--[a-z][\w-]+[^`\n]*)`")

@@ -137,10 +137,3 @@ def test_every_public_name_is_in_the_reference(page):  # `make docs` checks that
     public = hf_bidir._HOMES if page == "hf_bidir" else importlib.import_module(f"hf_bidir.{page}").__all__
     text = (ROOT / f"docs/reference/{page}.md").read_text(encoding="utf-8")
     assert set(public) <= set(re.findall(r"^::: .*\.(\w+)$", text, re.MULTILINE))
-
-
-@pytest.mark.parametrize("name", ["research.faithfulness", "research.rank_collapse"])
-def test_a_package_that_is_shown_as_a_whole_has_no_name_hidden_by_a_file_of_that_name(name):
-    package = importlib.import_module(name)
-    assert f"::: {name}\n" in (ROOT / f"docs/reference/{name.partition('.')[2]}.md").read_text(encoding="utf-8")
-    assert not set(package.__all__) & {file.stem for file in Path(package.__file__).parent.glob("*.py")}

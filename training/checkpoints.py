@@ -164,7 +164,7 @@ PAIRS = {
             files={"train_file": "train.parquet", "validation_file": "test.parquet"},
             seeds=1,
             note="The learning rates were the best of models with 1.2 and 4.2 million parameters "
-            "(research/language_models/results/language_model.md).",
+            "(research/language_models/README.md).",
             metrics=("perplexity",),
             split="eval",
         ),

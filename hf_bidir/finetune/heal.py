@@ -525,7 +525,7 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
     with as_input_error("", ValueError, OSError, ImportError):
         if source.startswith(TIMM_PREFIX) or not is_signed(read_config(source).model_type):
             model, processors, _ = signed_model(source, dtype=torch.float32)
-            if model.can_generate():  # healing did not recover it from TanhMax: research/healing/results/trials.md
+            if model.can_generate():  # healing did not recover it from TanhMax: research/healing/README.md
                 model.config.attn_activation = "balanced"
             return model, processors
         check_full_precision(read_config(source), source, "trained")

@@ -5,11 +5,11 @@
         --split test --only softmax after-tanhmax --seeds 3 --healings 3
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. DATA has a folder for each data set, as
-docs/paper.md describes. A run converts MiniLM, heals it on unlabelled texts, fine-tunes it on the task and measures it;
-variants called "after-" fine-tune first, and then convert and heal. fashion_mnist and imdb_lm convert the committed
-softmax checkpoints of model_cards/ and take "after-" variants only. Tasks and variants are those of recipes/. A run
-becomes a row of results/conversions.csv, and one that has a row is not repeated. Then `make tables` makes the tables,
-and report.py the figures.
+research/paper/README.md describes. A run converts MiniLM, heals it on unlabelled texts, fine-tunes it on the task and
+measures it; variants called "after-" fine-tune first, and then convert and heal. fashion_mnist and imdb_lm convert the
+committed softmax checkpoints of model_cards/ and take "after-" variants only. Tasks and variants are those of recipes/.
+A run becomes a row of results/conversions.csv, and one that has a row is not repeated. Then `make tables` makes the
+tables, and report.py the figures.
 
 Per run: the accuracy; the error of the hidden states after healing; the share of negative coefficients, and of a
 head's output that varies with them; the accuracy without negative coefficients, without as much positive mass, chosen

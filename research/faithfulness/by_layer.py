@@ -7,7 +7,7 @@ DIR holds sst2/test.parquet and sva_linzen/test.parquet (the number of the verb 
 over the word pieces of a sentence between the magnitudes of a measure and those of two references: the change of the
 predicted class's logit when the piece is deleted ("erasure"), and input times gradient ("gradient"). Rows go to
 results/faithfulness_by_layer.csv, one for each task, model, seed, reference and measure, with the mean
-over sentences by layer; a row that is there is not measured again. docs/agreement.png shows raw attention, rollout
+over sentences by layer; a row that is there is not measured again. results/agreement.png shows raw attention, rollout
 and flow of seed 0 on one sentence of subject-verb agreement.
 """
 
@@ -30,7 +30,6 @@ from hf_bidir.explain.inputs.text import Example
 from research.explanations.tasks import (
     CONVERTED,
     MODELS,
-    ROOT,
     SEEDS,
     TASKS,
     add_options,
@@ -54,7 +53,7 @@ def main() -> None:
     parser = command_line(__doc__)
     add_options(parser)
     parser.add_argument("--sentences", type=int, default=200, help="of each test split")
-    parser.add_argument("--figure-only", action="store_true", help="measure nothing, draw docs/agreement.png")
+    parser.add_argument("--figure-only", action="store_true", help="measure nothing, draw results/agreement.png")
     options = parser.parse_args()
 
     def measured(task: str, model: str, seed: int) -> tuple[list[dict[str, object]], list[Path]]:
@@ -71,7 +70,7 @@ def main() -> None:
     folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in CONVERTED}
     if all(folder.is_dir() for folder in folders.values()):
         rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)
-        draw(folders, [row for row in rows if row["n_attractors"]], ROOT / "docs/agreement.png")
+        draw(folders, [row for row in rows if row["n_attractors"]], FILE.with_name("agreement.png"))
 
 
 def correlations(model, tokenizer, texts: list[str]) -> list[dict[str, object]]:

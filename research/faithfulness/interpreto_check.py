@@ -5,10 +5,8 @@
 
 On one committed model, with word pieces replaced by [MASK] one at a time, as interpreto does, and scores of the default
 method. In an environment of its own, because interpreto needs packages that nothing else here does. The table goes to
-results/interpreto_check.md.
+runs/interpreto_check.md.
 """
-
-from pathlib import Path
 
 import torch
 from interpreto.attributions.base import AttributionOutput, ModelTask
@@ -53,7 +51,7 @@ def main() -> None:
             rows.append([text, how, f"{ours:.7f}", f"{theirs:.7f}", f"{abs(ours - theirs):.1e}"])
     notes = "Area under the curve of the predicted class's probability."
     header = ["text", "curve", "hf_bidir", "interpreto", "difference"]
-    output = Path(__file__).with_name("results") / "interpreto_check.md"
+    output = ROOT / "runs/interpreto_check.md"
     write_table(output, "Deletion and insertion against interpreto", notes, header, rows, "cpu")
 
 

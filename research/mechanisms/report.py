@@ -1,4 +1,4 @@
-"""The tables of results/mechanisms.md, from mechanisms.csv."""
+"""The tables of README.md, from results/mechanisms.csv."""
 
 from itertools import product
 

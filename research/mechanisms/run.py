@@ -8,7 +8,7 @@ Encoder-decoders convert dates (training/recipes/dates-rnn-*.yaml with another m
 (sorting-rnn-*.yaml); in sorting-N and dates-N they do so in sources of N words, with attention and without.
 Classifiers use the small synthetic texts, the digits of scikit-learn, and the files of Fashion-MNIST in DIR. A trained
 model becomes a row of results/mechanisms.csv, and one that has a row is not trained again; interrupted ones continue in
-runs/mechanisms, so several processes may share the work. Figures of the first seed go to docs/mechanisms. `make tables`
+runs/mechanisms, so several processes may share the work. Figures of the first seed go to pictures/. `make tables`
 makes the tables.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     parser.add_argument("--fashion-mnist", type=Path, help="the folder with its IDX files; without it, not on these")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/mechanisms", help="where the runs go")
-    parser.add_argument("--pictures", type=Path, default=ROOT / "docs/mechanisms", help="where the pictures go")
+    parser.add_argument("--pictures", type=Path, default=FILE.parents[1] / "pictures", help="where the pictures go")
     options = parser.parse_args()
     tasks = options.only or [task for task in MECHANISMS if task != "fashion-mnist" or options.fashion_mnist]
     if "fashion-mnist" in tasks and not options.fashion_mnist:

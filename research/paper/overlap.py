@@ -2,7 +2,7 @@
 
     python -m research.paper.overlap --data-dir DATA
 
-DATA has a folder for each data set, as docs/paper.md describes, and sva_linzen/ and movie_rationales/ with a parquet
+DATA has a folder for each data set, as README.md describes, and sva_linzen/ and movie_rationales/ with a parquet
 file for each split. The paper's sets have the splits of its experiments, before any row is removed.
 """
 

@@ -18,7 +18,6 @@ from research.paper.measures import RANKINGS
 from research.paper.published import LENGTH, PUBLISHED
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
-RESULTS, END = Path(__file__).with_name("results"), "<!--[[[end]]]-->"
 TAUS = {
     "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "\\|a\\|, gradient", "tau_au_gradient": "a·u, gradient",
     "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "\\|a\\|, deletion", "tau_au_erasure": "a·u, deletion",
@@ -96,11 +95,8 @@ def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
 
 def write_report(root: Path, experiments: Sequence[Experiment] = ()) -> Path:
     """Save report.md in the folder of results; arguments and errors as in `read_results`."""
-    text = report_text(root, experiments)
-    if root.resolve().parent == RESULTS:  # a page of the repository, which `make tables` fills
-        text = f'<!--[[[cog table("research.paper.findings.report", None, "{root.name}") ]]]-->\n\n{text}\n{END}\n'
     with replacing(root / REPORT) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(report_text(root, experiments), encoding="utf-8")
     return root / REPORT
 
 

@@ -61,7 +61,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.prog = "python -m research.paper"
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=EXPERIMENTS)
     helps = {
-        "data-dir": "one sub-folder per data set, listed in docs/paper.md; by default the Hub",
+        "data-dir": "one sub-folder per data set, listed in research/paper/README.md; by default the Hub",
         "output": "by default runs/paper, with --quick runs/paper-quick",
         "seeds": "the first three select the learning rate; by default 5, with --quick 1",
         "jobs": "parallel processes, one thread each",
@@ -116,7 +116,7 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
         return
     files = dict.fromkeys(file for one in needed for file in one.source_files(settings.data_dir).values())
     if missing := [str(file) for file in files if not file.is_file()]:
-        raise InputError(f"{settings.data_dir} lacks: {', '.join(missing)}; docs/paper.md describes them")
+        raise InputError(f"{settings.data_dir} lacks: {', '.join(missing)}; research/paper/README.md describes them")
 
 
 def run_cells(experiments: list[Experiment], settings: Settings) -> tuple[list[Cell], Chosen]:

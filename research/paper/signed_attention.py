@@ -10,7 +10,7 @@ this repository; it was fixed before this picture was made.
 The overall sign of a TanhMax head is arbitrary. With --train-file it is oriented on those texts: coefficients are
 multiplied by g = sign Σ |a| u, where u = ∂y/∂a and y is the logit of "positive" minus that of "negative". The
 committed checkpoint has g = 1 on the 6,920 training sentences of SST-2, so without the file its coefficients are drawn
-unchanged. The picture goes to docs/signed-attention.png, the table to results/signed_attention.md.
+unchanged. The picture goes to docs/signed-attention.png, the table to runs/.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--sentence", default=SENTENCE)
     parser.add_argument("--cards", type=Path, default=ROOT / "model_cards", help="holds sst2-rnn-{softmax,tanhmax}")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/signed-attention.png")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "signed_attention.md")
+    parser.add_argument("--output", type=Path, default=ROOT / "runs/signed_attention.md")
     options = parser.parse_args()
     texts = read_table(str(options.train_file))["text"][:] if options.train_file else None
     rows = {name: explain(options.cards / f"sst2-rnn-{name}", options.sentence, texts) for name in HEADINGS}

@@ -5,7 +5,7 @@
 
 Prints and draws the relative residual after each layer, for the whole model and with parts of its layers removed; it is
 0 where all tokens are equal. Softmax attention alone drives it to 0 with depth, skip connections prevent that (Dong et
-al. 2021). docs/rank_collapse.md has the results for TanhMax.
+al. 2021). README.md of this folder has the results for TanhMax.
 """
 
 from collections.abc import Sequence

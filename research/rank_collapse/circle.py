@@ -4,7 +4,7 @@
 
 The circle of Dong, Cordonnier, Loukas 2021: one layer learns to move two opposite points along a circle, at λ = 0
 (softmax), 0.5 and 1 (TanhMax). Rows go to results/collapse_circle.csv; a row that is there is not measured
-again. The figure of seed 0 goes to docs/collapse-circle.png.
+again. The figure of seed 0 is beside them.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ from hf_bidir import bidir_attention
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import relative_residual
-from research.runs import ROOT, command_line, grid, run_grid
+from research.runs import command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "collapse_circle.csv"
 KEY = ("stack", "mass", "seed")
@@ -47,7 +47,7 @@ def main() -> None:
     trials = grid(seed=range(SEEDS), stack=STACKS, mass=MASSES)
     run_grid(FILE, trials, lambda **trial: (measured(walk(**trial)), ()), KEY)
     walks = {(stack, mass): walk(stack, mass, 0) for stack, mass in product(STACKS, MASSES)}
-    draw(walks, ROOT / "docs/collapse-circle.png")
+    draw(walks, FILE.with_suffix(".png"))
 
 
 class Step(nn.Module):

@@ -10,7 +10,7 @@ the seed is that of weights and tokens. MiniLM: sentence-transformers/all-MiniLM
 its copy that the first command converts to TanhMax and heals; on test sentences of SST-2 and test reviews of IMDB.
 Digits: the two ViTs in model_cards/ on test images. For MiniLM and digits, a seed stands for a batch of examples. All
 in double precision. Rows go to results/rank_collapse.csv, one for each input, model, stack and seed; a row
-that is there is not measured again. Figures go to docs/rank-collapse.png and docs/rank-collapse-minilm.png.
+that is there is not measured again. Figures are beside them.
 """
 
 import argparse
@@ -54,9 +54,9 @@ def main() -> None:
     trials = grid(input=[RANDOM], model=[f"λ = {mass:g}" for mass in MASSES], seed=range(SEEDS))
     run_grid(FILE, trials + grid(input=[DIGITS, SST2, *reviews], **pair), partial(measured, options), KEY)
     runs = read_runs(FILE)
-    draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
+    draw(where(runs, input=RANDOM), FILE.with_suffix(".png"))
     shown = [SST2, f"IMDB, {max(options.lengths)} tokens"]
-    draw(runs[runs["input"].isin(shown)], ROOT / "docs/rank-collapse-minilm.png")
+    draw(runs[runs["input"].isin(shown)], FILE.with_name("minilm.png"))
 
 
 def measured(

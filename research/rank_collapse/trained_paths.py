@@ -4,8 +4,8 @@
 
 Three small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull and memorization
 ("Attention is not all you need", section 4), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Rows go to
-results/collapse_tasks.csv; a row that is there is not measured again. The figure goes to
-docs/collapse-tasks.png.
+results/collapse_tasks.csv; a row that is there is not measured again. The figure is beside
+them.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import bare_attention, path_states
-from research.runs import ROOT, command_line, grid, run_grid
+from research.runs import command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "collapse_tasks.csv"
 SYMBOLS, GRID, LENGTH = 10, 10, 8  # alphabet size, side of the grid of points, tokens per sequence
@@ -87,7 +87,7 @@ TOKEN_TASKS: dict[str, tuple[Callable[..., tuple[Tensor, Tensor]], int, int]] = 
 def main() -> None:
     command_line(__doc__).parse_args()
     run_grid(FILE, grid(seed=range(SEEDS), task=TOKEN_TASKS, mass=MASSES), accuracies, KEY)
-    draw(read_runs(FILE), ROOT / "docs/collapse-tasks.png")
+    draw(read_runs(FILE), FILE.with_suffix(".png"))
 
 
 def accuracies(task: str, mass: float, seed: int) -> tuple[dict[str, float], tuple]:

@@ -1,4 +1,4 @@
-"""The tables of docs/what_signs_show.md, from results/signs.csv."""
+"""The tables of README.md, from results/signs.csv."""
 
 import pandas as pd
 from pandas import DataFrame

@@ -11,9 +11,9 @@ from benchmarks.runs import read_runs
 
 FOLDERS = ("docs", "research", "benchmarks")
 PAGES = [page for folder in FOLDERS for page in sorted((tables.ROOT / folder).rglob("*.md"))]
-COMMAND = re.compile(r"python -m benchmarks\.tables ([^`\n]+)")  # those that print one table
+COMMAND = re.compile(r"python -m benchmarks\.tables (\w+\.[^`\n]+)")  # those that print one table
 REPORT = "research.paper.findings.report"
-PRINTED = [shlex.split(words) for page in PAGES for words in COMMAND.findall(page.read_text("utf-8"))]
+PRINTED = [shlex.split(words, comments=True) for page in PAGES for words in COMMAND.findall(page.read_text("utf-8"))]
 
 
 def test_every_table_equals_its_data(capsys, monkeypatch):
