@@ -101,7 +101,7 @@ def decoder(options: argparse.Namespace) -> None:
     train, test = (str(options.imdb / f"{split}.parquet") for split in ("train", "test"))
     stock, equal = RUNS / "decoder-stock", RUNS / "decoder-converted"
     if not stock.is_dir():
-        signed = is_signed(read_config(options.model).model_type)
+        signed = is_signed(type(read_config(options.model)).model_type)
         restore_softmax(options.model, stock) if signed else shutil.copytree(local_folder(options.model), stock)
     if not equal.is_dir():
         convert_checkpoint(stock, equal, negative_mass=0.0)

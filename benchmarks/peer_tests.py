@@ -151,8 +151,4 @@ def suite(family: Family, signed: bool) -> type[unittest.TestCase]:
     return type(f"{'Signed' if signed else 'Stock'}{family.name}", bases, attributes)
 
 
-# signed classes in the tables of classes by task that the tests use
-for _table in [name for name in vars(common) if name.endswith("_MAPPING_NAMES")]:
-    _heads = {kind: name for kind, name in getattr(common, _table).items() if isinstance(name, str)}
-    getattr(common, _table).update({f"bidir_{kind}": f"Bidir{name}" for kind, name in _heads.items()})
 globals().update({made.__name__: made for family in FAMILIES for made in (suite(family, False), suite(family, True))})

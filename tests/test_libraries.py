@@ -1,5 +1,9 @@
 """Libraries that their users already use take a signed model as they take a stock one."""
 
+import copy
+import json
+import os
+import subprocess
 import sys
 
 import peft
@@ -11,10 +15,19 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.losses import Matryoshka2dLoss, MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModelForCausalLM
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    AutoModelForCausalLM,
+    Trainer,
+    TrainingArguments,
+    WhisperFeatureExtractor,
+    WhisperTokenizer,
+    pipeline,
+)
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from tests import forks
 from tests.processes import run_python
 from tests.tiny_models import SHAPE, TEXT, random_model, stock_model, word_tokenizer
 
@@ -40,6 +53,7 @@ WITH_TERMS = {
     "GptOssForCausalLM": GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1},  # sinks
     "BloomForCausalLM": {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4},  # attention of its own
 }
+WHISPER_SIDE = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
 ADAPTERS = {
     "dora": peft.LoraConfig(task_type="CAUSAL_LM", use_dora=True),
     "ia3": peft.IA3Config(task_type="CAUSAL_LM"),
@@ -230,3 +244,71 @@ def test_sentence_transformers_trains_a_signed_encoder_with_fewer_layers_and_dim
     after = loaded.encode(texts, convert_to_tensor=True)
     torch.testing.assert_close(after, model.encode(texts, convert_to_tensor=True))
     assert not torch.allclose(after, before, atol=1e-4)
+
+
+def smoothed_loss(model, folder):
+    """The loss that a Trainer with label smoothing computes."""
+    args = TrainingArguments(folder, report_to="none", label_smoothing_factor=0.1, use_cpu=True)
+    return Trainer(model=model, args=args).compute_loss(model, {"input_ids": IDS, "labels": IDS.clone()}).item()
+
+
+def with_adapter(model):
+    return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+
+
+@pytest.mark.parametrize("wrapped", [lambda model: model, with_adapter], ids=["alone", "with an adapter"])
+def test_labels_that_a_trainer_smooths_are_shifted_for_a_signed_language_model(family, wrapped, tmp_path):
+    bert = {"bert": random_model("BertLMHeadModel", **SHAPE | TEXT, is_decoder=True)}
+    stock = bert.get(family) or stock_model(family)
+    expected = smoothed_loss(wrapped(copy.deepcopy(stock)), tmp_path)
+    assert smoothed_loss(wrapped(hf_bidir.signed(stock, 0.0)), tmp_path) == pytest.approx(expected)
+
+
+ALONE = """
+import sys
+sys.modules["hf_bidir"] = None
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+ids = torch.tensor(eval(sys.argv[2]))
+args = TrainingArguments("out", report_to="none", label_smoothing_factor=0.1, use_cpu=True)
+print(Trainer(model=model, args=args).compute_loss(model, {"input_ids": ids, "labels": ids.clone()}).item())
+"""
+
+
+def test_they_are_shifted_too_where_the_code_came_with_the_checkpoint(tmp_path):
+    hf_bidir.signed(stock_model("llama"), 0.0).save_pretrained(tmp_path / "model")
+    command = [forks.prepare(ready=True), "-I", "-c", ALONE, str(tmp_path / "model"), str(IDS.tolist())]
+    options = {"env": os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}, "cwd": tmp_path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout) == pytest.approx(smoothed_loss(stock_model("llama"), tmp_path))
+
+
+def test_a_speech_pipeline_treats_a_signed_whisper_as_the_stock_one():
+    special = [f"<|{name}|>" for name in ("endoftext", "startoftranscript", "en", "transcribe", "notimestamps")]
+    tokens = {token: index for index, token in enumerate([*sorted(ByteLevel.alphabet()), *special])}
+    sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in WHISPER_SIDE.items()}
+    end, start = tokens["<|endoftext|>"], tokens["<|startoftranscript|>"]
+    stock = random_model(
+        "WhisperForConditionalGeneration", **sides, vocab_size=len(tokens), num_mel_bins=8, d_model=32, init_std=0.5,
+        max_source_positions=50, max_target_positions=32, eos_token_id=end, bos_token_id=end, pad_token_id=end,
+        decoder_start_token_id=start,
+    )  # fmt: skip
+    parts = {"tokenizer": WhisperTokenizer(vocab=tokens, merges=[]), "device": "cpu"}
+    parts["feature_extractor"] = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    audio, options = torch.randn(8000).numpy(), {"max_new_tokens": 8, "num_beams": 1}
+    models = copy.deepcopy(stock), hf_bidir.signed(stock, 0.0)
+    expected, read = (pipeline("automatic-speech-recognition", model=model, **parts) for model in models)
+    assert read.type == expected.type == "seq2seq_whisper"
+    assert read(audio, generate_kwargs=options) == expected(audio, generate_kwargs=options)
+
+
+def test_a_config_has_the_type_of_the_stock_model_in_memory_and_that_of_the_signed_one_in_its_file(tmp_path):
+    model = hf_bidir.signed(stock_model("llama"))
+    model.save_pretrained(tmp_path)
+    for config in (model.config, copy.deepcopy(model).config, hf_bidir.BidirLlamaConfig.from_pretrained(tmp_path)):
+        assert config.model_type == "llama"
+        assert config.to_dict()["model_type"] == json.loads(config.to_json_string())["model_type"] == "bidir_llama"
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "bidir_llama"

@@ -65,7 +65,7 @@ class Adapter:
     def model_config(self, base: PretrainedConfig) -> PretrainedConfig:
         """The config of its model: a copy of that of the base, with the adapter's head and the fields of the run;
         ValueError if the base is not signed, or has no head for the adapter's task."""
-        if not is_signed(base.model_type):
+        if not is_signed(type(base).model_type):
             raise ValueError(
                 f"the base model of the adapter {self.source}, {self.base}, is a stock {base.model_type}. If it was "
                 f'signed in memory, save the signed model and name its folder as "base_model_name_or_path" in '

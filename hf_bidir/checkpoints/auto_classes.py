@@ -91,7 +91,6 @@ _REGISTER: dict[str, Callable[[ModuleType], None]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_heads,
     "peft.utils": partial(_register_types, "TRANSFORMERS_MODELS_TO_"),  # modules that are adapted by default
-    "liger_kernel.transformers.monkey_patch": partial(_register_types, "MODEL_TYPE_TO_APPLY_LIGER_FN"),
 }
 
 

@@ -32,7 +32,7 @@ def bridged(model: PreTrainedModel, tokenizer: Any = None, **options: Any) -> An
 
     if not isinstance(model, BidirMixin):
         advice = "is not signed; call TransformerBridge.boot_transformers yourself"
-        if is_signed(model.config.model_type):
+        if is_signed(type(model.config).model_type):
             advice = "runs the code that came with its checkpoint; import hf_bidir before you load it"
         raise ValueError(f"{type(model).__name__} {advice}.")
     if tokenizer is None and not model.name_or_path:

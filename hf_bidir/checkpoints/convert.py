@@ -128,7 +128,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
         raise ValueError(f"{source} is an adapter; merge it first: hf-bidir merge {source} OUT.")
     config = read_config(transformer)
     check_full_precision(config, source, "converted")
-    if not is_signed(config.model_type):
+    if not is_signed(type(config).model_type):
         raise ValueError(
             f"{source} has the model type {config.model_type}, which is not signed; there is nothing to restore."
         )
@@ -222,7 +222,7 @@ def _read_source(
     config = read_config(source)
     if not quantised:
         check_full_precision(config, source, "converted")
-    if is_signed(config.model_type):
+    if is_signed(type(config).model_type):
         advice = "convert a softmax checkpoint, or raise λ of this one by healing it (--heal) or in its config"
         if config.attn_activation == "softmax":
             advice = "it has softmax attention; heal it to TanhMax with --heal FILE, or write the stock model with"

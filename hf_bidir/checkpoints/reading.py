@@ -75,7 +75,7 @@ def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options:
         ValueError: an unknown head, or weights that are missing or unreadable.
     """
     config = read_config(source)
-    if is_signed(config.model_type):
+    if is_signed(type(config).model_type):
         return read_bidir(source, dtype, **options)
     return complete_model(stock_head(config, source), source, dtype, **options)
 

@@ -523,7 +523,7 @@ def _shape(model: PreTrainedModel) -> dict[str, Any]:
 def _signed(source: str) -> tuple[PreTrainedModel, list]:
     """The checkpoint as a signed model in fp32, converted if need be, and its tokenizer or image processor."""
     with as_input_error("", ValueError, OSError, ImportError):
-        if source.startswith(TIMM_PREFIX) or not is_signed(read_config(source).model_type):
+        if source.startswith(TIMM_PREFIX) or not is_signed(type(read_config(source)).model_type):
             model, processors, _ = signed_model(source, dtype=torch.float32)
             if model.can_generate():  # healing did not recover it from TanhMax: research/healing/README.md
                 model.config.attn_activation = "balanced"

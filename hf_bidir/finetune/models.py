@@ -29,7 +29,7 @@ from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers, is_softmax
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
+from hf_bidir.modeling.model_types import is_recurrent, is_signed
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     with as_input_error("", OSError, ValueError):
         config = read_config(source)
         check_full_precision(config, source, "trained")
-        if not is_signed(config.model_type):
+        if not is_signed(type(config).model_type):
             config = bidir_config(config, attn_negative_mass=0.0)
         if names:  # the checkpoint's labels and problem type do not apply to this run
             config.problem_type = None
@@ -200,8 +200,7 @@ def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -
     """
     if auto not in config.auto_map:
         heads = ", ".join(name for name in config.auto_map if name != "AutoConfig")
-        kind = stock_type(config.model_type)
-        raise InputError(f"{source or 'the model'} is {kind!r}, which has no {auto}; it has {heads}")
+        raise InputError(f"{source or 'the model'} is {config.model_type!r}, which has no {auto}; it has {heads}")
     with as_input_error():
         return bidir_class(config.auto_map[auto].rpartition(".")[2])
 

@@ -114,7 +114,7 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
         config = read_config(base, revision)
     except (OSError, ValueError):  # of a user's own Trainer: the base was never saved, or has moved
         return {}
-    if not is_signed(config.model_type):
+    if not is_signed(type(config).model_type):
         return {}
     facts = {"base": base_facts(base, config, revision), "config": chosen_fields(model.config, config)}
     if model.can_generate():

@@ -113,7 +113,7 @@ def evaluate_checkpoint(
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, scratch, batch_size, collator)
         scores = _scores(trainer, examples)
-        if is_signed(model.config.model_type) and not is_softmax(model.config):
+        if is_signed(type(model.config).model_type) and not is_softmax(model.config):
             loader = trainer.get_eval_dataloader(examples)
             share = negative_share(model, ({k: v.to(model.device) for k, v in batch.items()} for batch in loader))
             with without_negatives(model):
@@ -208,7 +208,7 @@ def _load(folder: Path) -> PreTrainedModel:
         raise ValueError(
             f"{folder} is a {architecture}; only classifiers and causal language models are evaluated ({endings})."
         )
-    if is_signed(config.model_type):
+    if is_signed(type(config).model_type):
         model = read_bidir(folder, torch.float32)
     else:
         model = getattr(transformers, kind.auto).from_pretrained(folder, dtype=torch.float32).eval()

@@ -11,6 +11,8 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .model_types import SIGNED
+
 
 def _private(name: str, *modules: str, default: Any = None) -> Any:
     """A name of the first of these modules of transformers that has it."""
@@ -73,6 +75,19 @@ def is_kernel(name: str) -> bool:
         function = ALL_ATTENTION_FUNCTIONS[name]
         return (HAS_FLASH and function is flash_attention_forward) or (HAS_FLEX and function is flex_attention_forward)
     return HAS_FLASH and "/" in name and "flash" in name
+
+
+def register_head(stock: str, signed: str) -> None:
+    """Enter a signed class beside its stock one in the tables of class names by task.
+
+    By these the Trainer shifts labels that it smooths, and pipelines decide what a model can do. A model type is a key
+    there; that of a signed model is none of the Auto classes', which therefore do not see these entries.
+    """
+    tables = vars(import_module("transformers.models.auto.modeling_auto")).items()
+    for table in [table for name, table in tables if name.endswith("_MAPPING_NAMES")]:
+        for kind, heads in [*table.items()]:
+            if stock in (heads if isinstance(heads, tuple) else [heads]):
+                table[SIGNED + kind] = signed
 
 
 def heads_by_auto_class(model_type: str) -> dict[str, str]:

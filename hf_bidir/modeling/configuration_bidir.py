@@ -101,12 +101,12 @@ def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
     Raises:
         ValueError: the config is signed already, its class is not from transformers, or a field is invalid.
     """
-    if is_signed(config.model_type):
+    if is_signed(type(config).model_type):
         raise ValueError(
             f"this {config.model_type} model is signed already; set model.config.attn_negative_mass instead."
         )
     config_class = signed_config_class(type(config))
-    signed = config_of_class(config_class, vars(config))
+    signed = config_of_class(config_class, vars(config) | {"model_type": config.model_type})
     for name, value in (ATTENTION_FIELDS | fields).items():
         setattr(signed, name, value)
     signed.auto_map = dict(config_class.remote_code)
@@ -118,7 +118,6 @@ def config_of_class(config_class: type[PretrainedConfig], fields: dict[str, Any]
     """A config of this class with exactly these fields; no constructor runs, which could add or convert some."""
     config = object.__new__(config_class)
     vars(config).update(fields)
-    vars(config).pop("model_type", None)  # the class attribute applies
     return config
 
 
@@ -142,8 +141,9 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
             kwargs.pop(name, None)
         kind = stock_type(kwargs.pop("model_type", stock.model_type))
         stock.__init__(self, *args, **kwargs)
-        if kind != stock.model_type:  # of a checkpoint of another type with the same classes, whose keys it names
-            self.model_type = f"{SIGNED}{kind}"
+        # Libraries decide by it what a model needs, as for the stock one: names of weights, tokenizers, inputs. It may
+        # differ from that of the stock class. Files get the type of this class, by which a signed model is found again.
+        self.model_type = kind
         for field, value in fields.items():
             setattr(self, field, value)
         self.auto_map = dict(type(self).remote_code)

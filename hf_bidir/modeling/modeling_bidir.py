@@ -11,7 +11,7 @@ import transformers
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from .attention_call import fused_obstacle
-from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names
+from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names, register_head
 from .configuration_bidir import (
     PREFIX,
     all_masses,
@@ -24,7 +24,6 @@ from .configuration_bidir import (
     stock_heads,
 )
 from .interventions import recompute_alike
-from .model_types import stock_type
 from .signed_layers import PAGED, check_attn_implementation, layer_names, sign_layers, signed_layers, unsign_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
@@ -41,6 +40,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_launch import launch  # noqa: F401
     from .fused_problem import Problem  # noqa: F401
     from .fused_tilings import TILINGS  # noqa: F401
+    from .model_types import is_signed  # noqa: F401
     from .outside_attention import outside_class  # noqa: F401
     from .own_attention import own_attention  # noqa: F401
     from .signed_attention import signed_attention  # noqa: F401
@@ -139,7 +139,6 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
     made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
     sign_layers(model, config)
-    _register_checkpoint_keys(stock_type(config.model_type), config.model_type)
     replace_config(model, before, config)
     for part in parts:
         if part in made:
@@ -209,7 +208,7 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         built = self.config
         if hasattr(built, "attn_activation"):
             config = config if built is plain else copy.copy(config)
-            vars(config).update({name: value for name, value in vars(built).items() if name != "model_type"})
+            vars(config).update(vars(built))
         else:  # a composite model built its config from its parts
             config = bidir_config(built)
         replace_config(self, built, config)
@@ -236,6 +235,7 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     made.register_for_auto_class(autos[0] if autos else "AutoModel")
     dict.__setitem__(CAN_RECORD, str(made), getattr(stock, "_can_record_outputs", None))
     _register_checkpoint_keys(stock.__name__, name)
+    register_head(stock.__name__, name)
     globals()[name] = made  # pickle looks it up here
     return made
 
@@ -264,14 +264,12 @@ def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[
         )
     check_bidir_config(config)
     model._check_backend(attn_implementation(config), is_softmax(config))
-    plain = config_of_class(stock, vars(config))
-    vars(plain)["model_type"] = stock_type(config.model_type)  # may be another one with the same classes
-    return plain
+    return config_of_class(stock, vars(config))
 
 
 def _register_checkpoint_keys(stock: str, signed: str) -> None:
-    """Give a signed class or model type the checkpoint keys of its stock one, by which transformers renames weights:
-    without this, they would stay random."""
+    """Give a signed class the checkpoint keys of its stock one, by which transformers renames weights: without this,
+    they would stay random."""
     mapping = checkpoint_names(stock)
     if mapping is not None:
         register_checkpoint_names(signed, mapping, overwrite=True)

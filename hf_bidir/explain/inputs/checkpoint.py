@@ -32,7 +32,7 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     sentences = None if timm else sentence_folder(source)
     transformer = sentences.transformer if sentences else source
     config = None if timm else read_config(transformer)
-    if config is not None and is_signed(config.model_type):
+    if config is not None and is_signed(type(config).model_type):
         if sentences:
             sentences.fetch_weights()
         model = read_bidir(transformer, torch.float32)
