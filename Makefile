@@ -27,9 +27,8 @@ space: install  ## run the Space locally: explanations in the browser, next to t
 kernel: install  ## make kernels/signed-attention loadable by the Hub's kernels library
 	$(BIN)/python kernels/build.py
 
-tables: install  ## fill the tables of all pages from the csv files of runs, and record the options of scripts
+tables: install  ## fill the tables of all pages from the csv files of runs
 	$(BIN)/python -m benchmarks.tables
-	$(BIN)/python -m training.record_options
 
 # One process per core, at most 4 because of memory; all tests of a file run in one process, in the order of
 # tests/conftest.py.

@@ -7,6 +7,8 @@ import typer
 
 from hf_bidir.cli.app import app, one_line_errors, options_as, slow_imports
 
+Options = dict[str, Any]  # by name
+
 OPTIONS_OF_DISTILL = {  # and what they are called here
     "--overwrite_output_dir": "--overwrite",
     "--output_dir": "OUT",
@@ -100,32 +102,33 @@ def convert(
                 overwrite=overwrite,
             )
     if heal:
-        given = {
-            "model_name_or_path": source,
-            "train_file": heal,
-            "output_dir": output_dir,
-            "max_steps": steps,
-            "attn_activation": attn_activation,
-            "negative_mass_end": negative_mass,
-            "overwrite_output_dir": overwrite,
-            "text_column": column,
-            "image_column": column,
-            "keep_signs": keep_signs,
-        }
-        _heal({name: value for name, value in given.items() if value is not None})
+        _heal(
+            {"model_name_or_path": source, "attn_activation": attn_activation, "keep_signs": keep_signs},
+            {"train_file": heal, "text_column": column, "image_column": column},
+            {"negative_mass_end": negative_mass},
+            {"output_dir": str(output_dir), "max_steps": steps, "overwrite_output_dir": overwrite},
+        )
     typer.echo(f"Saved to {output_dir}")
 
 
-def _heal(given: dict[str, Any]) -> None:
-    """Heal with options of training/distill.py; errors name those of this command instead."""
+def _heal(student: Options, data: Options, schedule: Options, run: Options) -> None:
+    """Heal with these options of training/distill.py; errors name those of this command instead."""
     with slow_imports("train", "hub"):
-        from hf_bidir.cli.script import parse, run_script
-        from hf_bidir.finetune.heal import HEALING, heal
+        from hf_bidir.cli.script import run_script
+        from hf_bidir.finetune import heal as healing
         from hf_bidir.hub.card import write_card
 
     def healed() -> None:
         with options_as(OPTIONS_OF_DISTILL):
-            heal(*parse(HEALING, given), card=write_card)
+            args = healing.HealingArguments(**run)
+            args.typed = {name: value for name, value in (student | data | schedule | run).items() if value is not None}
+            healing.heal(
+                healing.DistillationDataArguments(**data),
+                healing.StudentArguments(**student),
+                healing.HealingScheduleArguments(**schedule),
+                args,
+                card=write_card,
+            )
 
     run_script(healed)
 
