@@ -1,8 +1,12 @@
 """Programs in Python processes of their own."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,3 +39,26 @@ def run_python(
     done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextmanager
+def locking(folder: Path) -> Iterator[multiprocessing.Process]:
+    """Another process that has locked an output folder; it is killed at the end."""
+    processes = multiprocessing.get_context("fork")
+    ready = processes.Event()
+
+    def lock() -> None:
+        from hf_bidir.finetune.record import locked
+
+        with locked(folder):
+            ready.set()
+            time.sleep(300)
+
+    process = processes.Process(target=lock)
+    process.start()
+    try:
+        assert ready.wait(60)
+        yield process
+    finally:
+        process.kill()
+        process.join()

@@ -1,26 +1,33 @@
 """The record of a run, run.json, and the decision whether a run may start or resume in an output folder."""
 
+import errno
 import json
+import logging
 import os
 import platform
 import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from datetime import datetime
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
 from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
-from hf_bidir.common.errors import InputError
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import PREVIOUS, RECORD, save_figure, sha256
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.image_files import folder_digest
@@ -30,8 +37,16 @@ from hf_bidir.modeling.model_types import is_signed
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+try:
+    import fcntl
+except ImportError:  # Windows, where two runs in one folder are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
 RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"
 PICTURE = "validation-example.png"
+LOCK = ".lock"  # of the process that trains in the folder
 STATE = "trainer_state.json"  # the last file that the Trainer writes into a checkpoint
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
@@ -209,6 +224,40 @@ def is_finished(folder: Path) -> bool:
     return read_record(folder).get("status") == FINISHED
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of an output folder, which is made if need be; the system frees it when a process dies.
+
+    Raises:
+        InputError: another process is in it, or it cannot be made.
+    """
+    with as_input_error("cannot use the output folder: ", OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    with file:
+        try:
+            if (
+                fcntl
+            ):  # `lockf`: workers of a data loader, which outlive a killed process for seconds, do not inherit it
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # others: the file system has no locks
+                file.seek(0)
+                raise InputError(
+                    f"{folder} is in use by {file.read() or 'another process'}. Wait until it ends, or choose another "
+                    "--output_dir."
+                ) from None
+        file.truncate(0)
+        now = datetime.now().isoformat(" ", "minutes")
+        print(f"process {os.getpid()} on {platform.node()} since {now}", end="", file=file, flush=True)
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # it is empty if the run was refused
+                folder.rmdir()
+
+
 def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | None:
     """Decide, without changing files, whether a run may use its output folder and where it continues.
 
@@ -224,7 +273,7 @@ def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | No
             checkpoint that is needed; or `resume_from_checkpoint` is not a checkpoint.
     """
     folder, resume = Path(args.output_dir), args.resume_from_checkpoint
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         if not (folder / RECORD).is_file():
             raise InputError(
                 f"{folder} is not empty and holds no run ({RECORD} is missing). Choose another --output_dir."
@@ -243,8 +292,10 @@ def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | No
         return None if args.overwrite_output_dir else last_checkpoint(folder)
     if resume in ("never", None):
         return None
-    if not _is_complete(Path(resume)):
-        raise InputError(f"expected auto, never or the folder of a Trainer checkpoint; {resume} is not one")
+    if name := damaged_file(Path(resume)):
+        raise InputError(
+            f"expected auto, never or the folder of a Trainer checkpoint; in {resume} {name} is missing or cut off"
+        )
     return resume
 
 
@@ -286,8 +337,13 @@ def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The complete checkpoint with the most steps, or None; `get_last_checkpoint` would also take an incomplete one."""
-    return next((str(path) for path in reversed(_checkpoints(folder)) if _is_complete(path)), None)
+    """The checkpoint with the most steps, or None; damaged ones are left out with a warning."""
+    for checkpoint in reversed(_checkpoints(folder)):
+        name = damaged_file(checkpoint)
+        if name is None:
+            return str(checkpoint)
+        logger.warning("%s is left out: its %s is missing or cut off.", checkpoint, name)
+    return None
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -296,12 +352,19 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(filter(Path.is_dir, numbered), key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    try:
-        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return False
-    return True
+def damaged_file(checkpoint: Path) -> str | None:
+    """The name of a file of a checkpoint that is missing or was cut off, as on a full disk; None if there is none."""
+    for file in [checkpoint / STATE, *checkpoint.glob("*.*")]:
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_text(encoding="utf-8"))
+            elif file.suffix == ".safetensors":
+                safe_open(file, "pt")
+            elif file.suffix in (".pt", ".pth") and not is_zipfile(file):
+                return file.name
+        except (OSError, ValueError, SafetensorError):
+            return file.name
+    return None
 
 
 def clear_run(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from hf_bidir.finetune.record import (
     circumstances,
     clear_run,
     ending,
+    locked,
     save_loss_curve,
     size,
 )
@@ -82,9 +83,9 @@ FINE_TUNE = "python training/{script}.py --model_name_or_path {folder} --train_f
 class Run:
     """A run in `args.output_dir`.
 
-    When made it changes no file: it refuses a folder that another run or other files occupy, and finds the checkpoint
-    of an interrupted run. A new model trains until validation stops improving, unless an option says how long
-    (`set_scratch_duration`).
+    When made it locks the folder until it is trained, and changes nothing else: it refuses a folder that another
+    process, another run or other files occupy, and finds the checkpoint of an interrupted run. A new model trains until
+    validation stops improving, unless an option says how long (`set_scratch_duration`).
 
         run = Run("text-classification", model, splits, data, args, schedule)
         results = run.train(SignedTrainer, processing_class=tokenizer, data_collator=collator)
@@ -100,8 +101,8 @@ class Run:
         record: the content of run.json.
 
     Raises:
-        InputError: the output folder is in use (see `checkpoint_to_resume`), or the schedule cannot be used or differs
-            from the checkpoint's.
+        InputError: the output folder is in use (see `locked` and `checkpoint_to_resume`), or the schedule cannot be
+            used or differs from the checkpoint's.
     """
 
     def __init__(
@@ -118,9 +119,13 @@ class Run:
             splits.note(note)
         self.schedule = schedule_for(schedule, model.config) if schedule else None
         self.record = begin_record(task, data, splits, model, args, schedule)
-        self.checkpoint = checkpoint_to_resume(args, self.record)
-        if self.checkpoint:
-            check_resumed_schedule(self.schedule, self.checkpoint)
+        with ExitStack() as lock:
+            if args.process_index == 0:
+                lock.enter_context(locked(Path(args.output_dir)))
+            self.checkpoint = checkpoint_to_resume(args, self.record)
+            if self.checkpoint:
+                check_resumed_schedule(self.schedule, self.checkpoint)
+            self.lock = lock.pop_all()
         patience = args.early_stopping_patience
         stopping: list[TrainerCallback] = [EarlyStoppingCallback(patience)] if patience else []
         logged = [AttentionLog()] if args.report_to else []
@@ -156,7 +161,7 @@ class Run:
         sets = {"train_dataset": self.splits.train, "eval_dataset": self.splits.validation}
         trainer = trainer_class(model=self.model, args=self.args, callbacks=self.callbacks, **sets, **options)
         started, model = time.monotonic(), trainer.model
-        with suitable_threads(model, self.args):
+        with self.lock, suitable_threads(model, self.args):
             self._begin()
             disable_progress_bar()  # of saving and loading weights, between the lines of epochs
             trainer.remove_callback(PrinterCallback)

@@ -1,10 +1,13 @@
 """The record of a run, the loss curve, and which folder a run may use."""
 
 import json
+import os
 
 import pytest
+import torch
 from datasets import Dataset
 from PIL import Image
+from safetensors.torch import save_file
 
 from hf_bidir import signed
 from hf_bidir.common.errors import InputError
@@ -16,9 +19,11 @@ from hf_bidir.finetune.record import (
     checkpoint_to_resume,
     clear_run,
     last_checkpoint,
+    locked,
     publishable,
     save_loss_curve,
 )
+from tests.processes import locking
 from tests.tiny_models import stock_model
 
 INTERRUPTED = {"status": "running", "recipe": {}, "data": {}, "examples_per_step": 32}
@@ -85,6 +90,38 @@ def test_a_run_continues_from_its_last_complete_numbered_checkpoint(folder):
     (folder / "checkpoint-11").touch()  # a file is no checkpoint
     (folder / "checkpoint-12").mkdir()  # as if saving had been cut short
     assert resume(folder) == last_checkpoint(folder) == str(folder / "checkpoint-10")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "config.json"])
+def test_a_checkpoint_with_a_file_that_was_cut_off_is_named_and_the_one_before_it_is_used(folder, name, caplog):
+    weights, newest = {"weight": torch.ones(20)}, folder / "checkpoint-12"
+    newest.mkdir()
+    for file in ("trainer_state.json", "config.json"):
+        (newest / file).write_text('{"a": 1}')
+    for file in ("optimizer.pt", "rng_state.pth"):
+        torch.save(weights, newest / file)
+    save_file(weights, newest / "model.safetensors")
+    assert resume(folder) == str(newest)
+    os.truncate(newest / name, (newest / name).stat().st_size // 2)
+    assert resume(folder) == str(folder / "checkpoint-10")
+    assert f"{newest} is left out: its {name}" in caplog.text
+    with pytest.raises(InputError, match=f"in {newest} {name} is missing or cut off"):
+        resume(folder, resume_from_checkpoint=str(newest))
+
+
+def test_a_folder_in_which_another_process_trains_is_refused_until_that_process_is_killed(tmp_path):
+    folder = tmp_path / "run"
+    with locking(folder) as other, pytest.raises(InputError, match=rf"run is in use by process {other.pid} on"):
+        locked(folder).__enter__()
+    with locked(folder):
+        assert resume(folder) is None  # the lock is no file of somebody else
+    assert not folder.exists()
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot use the output folder: .*file"), locked(tmp_path / "file/run"):
+        pass
 
 
 def test_clearing_removes_the_run_and_leaves_what_is_not_of_it(folder):

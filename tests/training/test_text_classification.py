@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_bidir import BidirBertForSequenceClassification
 from hf_bidir.common.errors import InputError
+from tests.processes import locking
 from tests.training.checkpoints_of_others import WITHOUT_PADDING, checkpoint_of
 from tests.training.conftest import tables
 from training.text_classification import main
@@ -47,6 +48,7 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(learned):
     found = {path.name for path in folder.iterdir()}
     assert {"loss_curve.png", "validation-example.png", "README.md", "model.safetensors", "tokenizer.json"} <= found
     assert record["status"] == "finished"
+    assert ".lock" not in found
     assert [(split, part["rows"]) for split, part in record["data"].items()] == [
         ("train", 48), ("validation", 12), ("test", 12),
     ]  # fmt: skip
@@ -176,6 +178,12 @@ def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, o
     with pytest.raises(InputError, match=message):
         main([*texts, *SHAPE, *RUN, *options, "--output_dir", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_does_not_start_where_another_process_trains(texts, tmp_path):
+    with locking(tmp_path / "run") as other, pytest.raises(InputError, match=rf"in use by process {other.pid}"):
+        main([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "run")])
+    assert not (tmp_path / "run/run.json").exists()
 
 
 def test_the_script_prints_one_line_for_bad_input(monkeypatch, capsys):

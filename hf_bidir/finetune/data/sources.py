@@ -5,12 +5,14 @@ import csv
 import glob
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset
+from datasets import config as datasets_config
 from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetGenerationError
 
@@ -83,6 +85,7 @@ def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
     Raises:
         InputError: the data set cannot be loaded or has no train split.
     """
+    check_cache()
     with as_input_error(f"cannot load the data set {name!r} from the Hub: ", Exception):
         local = Path(name).is_dir()
         splits = load_files(name, Path(name).rglob("*"), name=config) if local else load_dataset(name, config)
@@ -94,8 +97,17 @@ def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
 def load_files(source: str, files: Iterable[Path], **options: Any) -> Any:
     """`load_dataset` with a cache for the content of these files; its own is for paths and times of change, which files
     of other content can have."""
+    check_cache()
     content = "".join(map(sha256, filter(Path.is_file, sorted(files))))
     return load_dataset(source, description=hashlib.sha256(content.encode()).hexdigest(), **options)
+
+
+def check_cache() -> None:
+    """Raise InputError if the folder where `datasets` keeps its tables cannot be written."""
+    cache = Path(datasets_config.HF_DATASETS_CACHE)
+    with as_input_error(f"expected HF_HOME to be a folder that can be written; {cache} is not: ", OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
 
 
 def row_lines(file: Path) -> list[int]:

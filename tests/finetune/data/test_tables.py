@@ -4,6 +4,7 @@ import os
 
 import pandas as pd
 import pytest
+from datasets import config
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import PairDataArguments
@@ -46,6 +47,12 @@ def test_a_replaced_file_gives_its_own_rows_also_where_path_size_and_time_are_th
         WRITERS[suffix](pd.DataFrame({"text": texts}), file := tmp_path / f"table.{suffix}")
         same_time(file)
         assert read_table(str(file)).map(lambda row: {"copy": row["text"]})["copy"][:] == texts
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "a.csv/datasets")
+    with pytest.raises(InputError, match=r"expected HF_HOME to be a folder that can be written; \S+/datasets is not"):
+        read_table(write(tmp_path / "a.csv", "text\na\n"))
 
 
 def test_a_local_data_set_with_a_replaced_file_gives_its_own_rows(tmp_path):
