@@ -24,7 +24,13 @@ _HOMES = {
     "tanhmax": "hf_bidir.modeling.activations",
     "unsigned": "hf_bidir.checkpoints.signing",
 }
-_ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling")
+_ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling", "recurrent")
+_RECURRENT = {
+    "BidirRnnConfig": "hf_bidir.recurrent.configuration_bidir_rnn",
+    "BidirRnnModel": "hf_bidir.recurrent.modeling_bidir_rnn",
+    "BidirRnnForSequenceClassification": "hf_bidir.recurrent.modeling_bidir_rnn",
+    "BidirRnnForSeq2SeqLM": "hf_bidir.recurrent.modeling_bidir_rnn",
+}
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
 _HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`); all others can be accessed as well
     **dict.fromkeys(("Bert", "DistilBert", "Electra", "ModernBert", "Roberta", "XLMRoberta"), _TEXT),
@@ -32,10 +38,9 @@ _HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`);
     **dict.fromkeys(("Gemma", "Llama", "Mistral", "Qwen2"), "ForCausalLM ForSequenceClassification"),
     **dict.fromkeys(("Bart", "T5"), "ForConditionalGeneration"),
     "GPT2": "LMHeadModel ForSequenceClassification",
-    "Rnn": "ForSeq2SeqLM ForSequenceClassification",
 }
 _COMMON = [f"Bidir{family}{end}" for family, ends in _HEADS.items() for end in ("Config", "Model", *ends.split())]
-__all__ = sorted([*_HOMES, *_COMMON])
+__all__ = sorted([*_HOMES, *_COMMON, *_RECURRENT])
 
 
 def __getattr__(name: str):
@@ -52,4 +57,4 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_ROOMS, "__version__"])
 
 
-auto_classes.register()
+auto_classes.register(_RECURRENT)

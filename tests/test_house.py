@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 import hf_bidir
-from hf_bidir import BidirBertConfig, BidirRnnConfig
+from hf_bidir import BidirBertConfig
 from tests.conftest import GPU, SLOW
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
 FOLDERS = ("hf_bidir", "training", "tests", "space", "benchmarks", "research", "docs")
 SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
-SEQ2SEQ = {"encoder": "gru", "attn_score": "dot", "decoder_style": "luong"}
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
 
 
@@ -49,13 +48,8 @@ def test_modeling_is_flat_because_remote_code_is_one_folder():
     assert folders <= {"__pycache__"}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [BidirBertConfig(), BidirRnnConfig(), BidirRnnConfig(**SEQ2SEQ)],
-    ids=["any stock model", "rnn", "seq2seq"],
-)
-def test_a_remote_module_names_every_file_it_needs_because_transformers_5_0_copies_no_others(config):
-    for module in {path.partition(".")[0] for path in config.auto_map.values()}:
+def test_a_remote_module_names_every_file_it_needs_because_transformers_5_0_copies_no_others():
+    for module in {path.partition(".")[0] for path in BidirBertConfig().auto_map.values()}:
         direct = siblings_of(module)
         needed, found = set(), set(direct)
         while found:
@@ -69,6 +63,7 @@ MAY_IMPORT = {
     "modeling": set(),
     "checkpoints": {"common", "modeling"},
     "finetune": {"common", "modeling", "checkpoints"},
+    "recurrent": {"common", "modeling", "finetune"},
     "explain": {"common", "modeling", "checkpoints"},
     "hub": {"common", "modeling", "checkpoints", "finetune", "explain"},
     "deploy": {"common", "modeling", "checkpoints"},

@@ -21,7 +21,7 @@ from typing import Any
 from transformers import DataCollatorWithPadding, set_seed
 
 from hf_bidir.cli.script import Options, parse, run_script
-from hf_bidir.finetune.arguments import RecurrentArguments, RunArguments, ScheduleArguments, TextDataArguments, option
+from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, TextDataArguments, option
 from hf_bidir.finetune.data.text_data import fit_max_length, read_texts, tokenize
 from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
@@ -29,7 +29,6 @@ from hf_bidir.finetune.models import (
     build_model,
     check_options,
     checkpoint_config,
-    recurrent_config,
     saved_tokenizer,
     starts_as_softmax,
 )
@@ -37,7 +36,8 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
 from hf_bidir.hub.card_picture import draw_example
-from hf_bidir.modeling.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, CLASSIFIER_SCOPES
+from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, CLASSIFIER_SCOPES
+from hf_bidir.recurrent.options import RecurrentArguments, recurrent_config
 
 HEAD = "AutoModelForSequenceClassification"
 

@@ -31,7 +31,6 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import (
     AdapterArguments,
     PairDataArguments,
-    RecurrentArguments,
     RunArguments,
     ScheduleArguments,
     option,
@@ -43,14 +42,14 @@ from hf_bidir.finetune.models import (
     build_model,
     check_options,
     checkpoint_config,
-    recurrent_config,
     saved_tokenizer,
     starts_as_softmax,
 )
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedSeq2SeqTrainer
 from hf_bidir.hub.card import write_card
-from hf_bidir.modeling.configuration_bidir_rnn import ATTN_SCORES, DECODER_SCOPES, DECODER_STYLES, SCORES_ALONE
+from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SCORES, DECODER_SCOPES, DECODER_STYLES, SCORES_ALONE
+from hf_bidir.recurrent.options import RecurrentArguments, recurrent_config
 
 HEAD = "AutoModelForSeq2SeqLM"
 
@@ -69,7 +68,7 @@ class Seq2SeqModelArguments(RecurrentArguments, AdapterArguments):
     lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
     unit: str = option("word", "From scratch: the unit of a token.", choices=list(UNITS))
     decoder_style: str = option(
-        "luong", "From scratch: the decoder architecture.", choices=[style for style in DECODER_STYLES if style]
+        "luong", "From scratch: the decoder architecture.", choices=list(DECODER_STYLES)
     )
     input_feeding: bool = option(
         True, "From scratch: the Luong decoder also takes the previous attentional vector as input."

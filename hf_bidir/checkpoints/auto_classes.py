@@ -15,17 +15,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from hf_bidir.modeling.model_types import SIGNED, is_recurrent, is_signed, stock_type
+from hf_bidir.modeling.model_types import SIGNED, is_signed, stock_type
 
-# these have no stock counterpart
-_RECURRENT = ("BidirRnnModel", "BidirRnnForSequenceClassification", "BidirRnnForSeq2SeqLM")
+_MODELING = "hf_bidir.modeling.modeling_bidir"
+_WITHOUT_STOCK: dict[str, str] = {}  # modules of the signed classes that have no stock counterpart, by name
 
 
 def bidir_class(name: str) -> type:
     """The config or model class of this name; AttributeError with the closest name if transformers has none."""
-    home = "configuration_bidir" if name.endswith("Config") else "modeling_bidir"
-    recurrent = "_rnn" if name == "BidirRnnConfig" or name in _RECURRENT else ""
-    return getattr(import_module(f"hf_bidir.modeling.{home}{recurrent}"), name)
+    made_in = "hf_bidir.modeling.configuration_bidir" if name.endswith("Config") else _MODELING
+    return getattr(import_module(_WITHOUT_STOCK.get(name, made_in)), name)
 
 
 class _OnDemand(dict):
@@ -47,23 +46,21 @@ class _OnDemand(dict):
 
     def values(self) -> list[type]:  # type: ignore[override]  # a list in place of a view
         """All classes, including the signed ones created so far, which `pipeline` checks a model against."""
-        homes = filter(None, map(sys.modules.get, _MODELING))
+        homes = filter(None, map(sys.modules.get, {_MODELING, *_WITHOUT_STOCK.values()}))
         created = [item for home in homes for item in vars(home).values() if hasattr(item, "config_class")]
         return [*super().values(), *(item for item in created if self.name_of(item.config_class) == item.__name__)]
-
-
-_MODELING = [f"hf_bidir.modeling.{home}" for home in ("modeling_bidir", "modeling_bidir_rnn")]
 
 
 def _config_name(stock: dict[str, str], model_type: Any) -> str | None:
     if not isinstance(model_type, str) or not is_signed(model_type):
         return None
-    name = "RnnConfig" if is_recurrent(model_type) else stock.get(stock_type(model_type))
-    return None if name is None else f"Bidir{name}"
+    kind = stock_type(model_type)
+    name = f"Bidir{stock.get(kind, f'{kind.capitalize()}Config')}"
+    return name if kind in stock or name in _WITHOUT_STOCK else None
 
 
 def _head_name(auto: str, config_class: Any) -> str | None:
-    if not getattr(config_class, "__module__", "").startswith("hf_bidir.modeling."):
+    if not getattr(config_class, "__module__", "").startswith("hf_bidir."):
         return None  # a stock class, or one that came with a checkpoint
     return config_class.remote_code.get(auto, "").rpartition(".")[2] or None
 
@@ -111,8 +108,14 @@ class _Registering(MetaPathFinder):
         return spec
 
 
-def register() -> None:
-    """Register now, or as soon as the modules are imported."""
+def register(without_stock: dict[str, str]) -> None:
+    """Register now, or as soon as the modules are imported.
+
+    Args:
+        without_stock: the modules of signed classes that have no stock counterpart, by name; the config of the model
+            type `bidir_x` is `BidirXConfig`.
+    """
+    _WITHOUT_STOCK.update(without_stock)
     for name, then in _REGISTER.items():
         if name in sys.modules:
             then(sys.modules[name])

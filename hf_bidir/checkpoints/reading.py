@@ -16,7 +16,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
@@ -25,7 +25,7 @@ from hf_bidir.checkpoints.kinds import check_vocabulary, few, vocabulary_of
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
-from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
+from hf_bidir.modeling.model_types import is_signed, stock_type
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -54,7 +54,7 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
     try:
         model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
         stock = stock_type(str(model_type))
-        if stock not in CONFIG_MAPPING_NAMES and not is_recurrent(model_type):
+        if model_type not in CONFIG_MAPPING:
             raise ValueError(
                 f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
                 f"know.{did_you_mean(stock, list(CONFIG_MAPPING_NAMES))}"

@@ -69,7 +69,7 @@ def unsigned(model: PreTrainedModel) -> PreTrainedModel:
     """
     given, model = model, unwrapped(model)
     name, config = type(model).__name__, model.config
-    if not isinstance(model, BidirMixin):
+    if not signed_layers(model):
         raise ValueError(f"{name} is not signed; there is nothing to undo.")
     if not is_softmax(config):
         raise ValueError(
@@ -77,15 +77,14 @@ def unsigned(model: PreTrainedModel) -> PreTrainedModel:
             "stock model does. Set model.config.attn_negative_mass = 0 if you want other outputs, or compare with "
             "softmax inside `with hf_bidir.softmax(model):`."
         )
-    stock = stock_base(type(model))
-    if stock is PreTrainedModel or config.attn_window is not None:
+    if not isinstance(model, BidirMixin) or config.attn_window is not None:
         raise ValueError(
             f"{name} with attn_window={config.attn_window} has no counterpart in transformers; compare with softmax "
             "inside `with hf_bidir.softmax(model):`."
         )
     if attn_implementation(config) == "fused":
         model.set_attn_implementation("sdpa")
-    unsign(model, stock_config(config, stock))
+    unsign(model, stock_config(config, stock_base(type(model))))
     return given
 
 
@@ -94,7 +93,7 @@ def softmax(model: PreTrainedModel) -> Iterator[None]:
     """Inside the context, a signed model computes softmax attention with the same weights, in calls from this thread.
 
     Args:
-        model: as for `unsigned`, with any activation and negative mass; recurrent models too.
+        model: as for `unsigned`, with any activation and negative mass.
 
     Raises:
         ValueError: the model is not signed.

@@ -8,7 +8,6 @@ import torch
 from transformers import TrainingArguments
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.modeling.configuration_bidir_rnn import ATTN_SELECTIONS
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -254,26 +253,6 @@ class ModelArguments(AdapterArguments):
         "global", "From scratch: the scope, global or window (attn_window positions).", choices=["global", "window"]
     )
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
-
-
-@dataclass
-class RecurrentArguments(PretrainedArguments):
-    """The initial checkpoint, or the shape of a new recurrent model."""
-
-    encoder: str = option("gru", "From scratch: the recurrent layers, lstm or gru.")
-    bidirectional: bool = option(False, "From scratch: a bidirectional encoder.")
-    num_rnn_layers: int = option(1, "From scratch: the layers of the encoder.")
-    embedding_size: int = option(200, "From scratch: the width of the embedding.")
-    hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
-    attn_selection: str = option(
-        "soft",
-        "From scratch: the selection, soft (all values) or hard (one drawn value).",
-        choices=list(ATTN_SELECTIONS),
-    )
-    dropout: float = option(0.5, "From scratch: dropout before the final linear layer.")
-    embedding_dropout: float = option(0.0, "From scratch: dropout of the embeddings.")
-    vocab_size: int = option(8000, "From scratch: the maximum size of the vocabulary.")
-    lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
 
 
 @dataclass

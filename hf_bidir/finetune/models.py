@@ -22,14 +22,12 @@ from hf_bidir.finetune.arguments import (
     AdapterArguments,
     ModelArguments,
     PretrainedArguments,
-    RecurrentArguments,
     ScheduleArguments,
 )
 from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers, is_softmax
-from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.model_types import is_recurrent, is_signed
+from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 if TYPE_CHECKING:
@@ -41,11 +39,6 @@ NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_ne
 ATTENTION = ("attn_activation", *NEGATIVE_MASSES)
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
-RECURRENT_FIELDS = {  # of BidirRnnConfig, from options of the same names
-    *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size", "dropout", "embedding_dropout"),
-    *("attn_score", "attn_query", "attn_scale", "attn_scope", "attn_window", "attn_selection"),
-    *("decoder_style", "input_feeding"),
-}
 KEYS_SHOWN = 3
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
@@ -122,8 +115,6 @@ def _check_adapter(arguments: AdapterArguments) -> None:
             f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first, for instance "
             f"by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
         )
-    if is_recurrent(model_type):
-        raise InputError(f"{source} is recurrent; adapters are for transformers. Leave out --lora_rank")
 
 
 def scratch_config(
@@ -147,23 +138,6 @@ def scratch_config(
     fields |= dict.fromkeys(dropouts, arguments.dropout) | label_fields(names) | attention_fields(arguments)
     with as_input_error():
         return config_class(**fields, **more)
-
-
-def recurrent_config(
-    arguments: RecurrentArguments, tokenizer: PreTrainedTokenizerBase, positions: int, names: Sequence[str] = ()
-) -> BidirRnnConfig:
-    """The config of a new recurrent model; one without class names is an encoder-decoder, whose tokenizer ends texts.
-
-    Raises:
-        InputError: the config refuses a value, such as an unknown encoder.
-    """
-    tokens = ["pad_token_id"] if names else ["pad_token_id", "bos_token_id", "eos_token_id"]
-    fields = {name: value for name, value in vars(arguments).items() if name in RECURRENT_FIELDS}
-    fields |= {name: getattr(tokenizer, name) for name in tokens} | label_fields(names) | attention_fields(arguments)
-    if not names:
-        fields["decoder_start_token_id"] = tokenizer.bos_token_id
-    with as_input_error():
-        return BidirRnnConfig(**fields, vocab_size=len(tokenizer), max_position_embeddings=positions)
 
 
 def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str]) -> PretrainedConfig:

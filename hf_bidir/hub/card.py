@@ -10,6 +10,7 @@ from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
+import transformers
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Template
 
@@ -37,7 +38,6 @@ from hf_bidir.hub.card_numbers import (
 from hf_bidir.hub.files import CODE, digests
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
-from hf_bidir.modeling.model_types import is_recurrent
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         **{"run": run, "previous": previous, "evaluation": evaluation, "seeds": seeds, "measured": results},
         **_example(folder, config, architecture),
         "architecture": architecture,
-        "stock_architecture": None if stock == architecture or is_recurrent(config.get("model_type")) else stock,
+        "stock_architecture": stock if stock != architecture and hasattr(transformers, stock) else None,
         "activation": activation,
         "negative_mass": mass,
         "signed": activation in WITH_NEGATIVE_MASS and any(all_masses(mass)),
@@ -205,7 +205,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "measured_later": measured_later,
         "has_generation_config": (folder / "generation_config.json").is_file(),
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
-        "needed_signs": _needed_signs(folder, run, config),
+        "needed_signs": _needed_signs(folder, run),
         "has_weights": any(folder.glob("*.safetensors")),
         "figures": _figures(folder, results),
         "code": digests(folder, CODE),
@@ -254,12 +254,11 @@ def _figures(folder: Path, results: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> bool:
+def _needed_signs(folder: Path, run: dict[str, Any]) -> bool:
     """Whether a penalty of healing asked for negative coefficients without which predictions change."""
     keep_signs = run.get("recipe", {}).get("keep_signs")
-    if keep_signs is None:  # a run before the record had it: unless the model generates text or is recurrent
-        recurrent = is_recurrent(config["model_type"])
-        keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
+    if keep_signs is None:  # a run before the record had it: unless the model generates text
+        keep_signs = not (folder / "generation_config.json").is_file()
     return run.get("task") == "distillation" and keep_signs
 
 

@@ -1,17 +1,11 @@
 """The model types of signed models: `bidir_` and the type of the stock model. Imports nothing, for quick commands."""
 
 SIGNED = "bidir_"
-RECURRENT = f"{SIGNED}rnn"  # has no stock counterpart
 
 
 def is_signed(model_type: str | None) -> bool:
     """Whether a model type is one of signed models."""
     return str(model_type).startswith(SIGNED)
-
-
-def is_recurrent(model_type: str | None) -> bool:
-    """Whether a model type is that of the recurrent models."""
-    return model_type == RECURRENT
 
 
 def stock_type(model_type: str) -> str:

@@ -148,7 +148,7 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
 
 
 def stock_base(made: type[BidirMixin]) -> Any:
-    """The class that a signed class was made from; `PreTrainedModel` of a recurrent one."""
+    """The class that a signed class was made from."""
     return next(base for base in made.__mro__ if not issubclass(base, BidirMixin))
 
 

@@ -25,8 +25,8 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.tokenizer import frequent_words
 from hf_bidir.finetune.record import library_versions
-from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
+from hf_bidir.recurrent.configuration_bidir_rnn import BidirRnnConfig
+from hf_bidir.recurrent.modeling_bidir_rnn import BidirRnnForSequenceClassification
 from research.paper.cells import keeping_failures
 from research.paper.data import validation_was_held_out
 from research.paper.experiments import Experiment

@@ -5,8 +5,6 @@ import torch
 
 from hf_bidir import (
     BidirBertForSequenceClassification,
-    BidirRnnConfig,
-    BidirRnnForSequenceClassification,
     signed,
 )
 from hf_bidir.modeling import modeling_bidir, signed_attention
@@ -103,14 +101,6 @@ def test_the_kernel_keeps_a_padded_decoder_with_a_sliding_window_causal():
         model.set_attn_implementation(implementation)
         logits.append(model(**SENTENCES).logits[keep.bool()])
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
-
-
-def test_fused_is_an_error_for_a_recurrent_model():
-    config = BidirRnnConfig(vocab_size=20, hidden_size=32, attn_implementation="fused")
-    with pytest.raises(
-        ValueError, match='"fused"` is not supported: it does not compute signed attention; choose "sdpa"'
-    ):
-        BidirRnnForSequenceClassification(config)
 
 
 def test_a_stock_model_cannot_take_the_kernel_by_its_name():

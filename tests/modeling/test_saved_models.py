@@ -21,9 +21,6 @@ from transformers import (
 import hf_bidir
 from hf_bidir import (
     BidirBertForSequenceClassification,
-    BidirRnnConfig,
-    BidirRnnForSeq2SeqLM,
-    BidirRnnForSequenceClassification,
     signed,
 )
 from hf_bidir.common.files import read_json
@@ -75,23 +72,6 @@ ALONE = {
     "the decoder below a head": (lambda: signed_model("llama", 0.3).model, "llama", "AutoModel"),
     "the model inside an encoder-decoder": (lambda: signed_model("bart").base_model, "bart", "AutoModel"),
     "a window": (lambda: windowed("bert"), "bert", "AutoModelForSequenceClassification"),
-    "recurrent": (
-        lambda: recurrent(BidirRnnForSequenceClassification, encoder="lstm", attn_score="feed_forward"),
-        "bert",
-        "AutoModelForSequenceClassification",
-    ),
-    "recurrent encoder-decoder": (
-        lambda: recurrent(
-            BidirRnnForSeq2SeqLM,
-            encoder="gru",
-            decoder_style="bahdanau",
-            attn_score="general",
-            attn_scope="local-p",
-            attn_window=2,
-        ),
-        "bart",
-        "AutoModelForSeq2SeqLM",
-    ),
 }
 
 
@@ -100,12 +80,6 @@ def windowed(family):
     config.attn_scope, config.attn_window = "window", 1
     torch.manual_seed(0)
     return BidirBertForSequenceClassification(config).eval()
-
-
-def recurrent(head, **fields):
-    torch.manual_seed(0)
-    shape = {"vocab_size": 60, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "encoder": "gru"}
-    return head(BidirRnnConfig(**shape | fields)).eval()
 
 
 OLD = Path(__file__).parents[1] / "fixtures/bert_of_version_0.1.zip"  # saved while λ could be learned

@@ -1,24 +1,39 @@
-"""Config of recurrent models with signed attention pooling."""
+"""Config of recurrent models with signed attention over time."""
 
 import inspect
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PretrainedConfig
 
-from .activations import checked_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
-from .compat import heads_by_auto_class  # noqa: F401
-from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers, with_fields
-from .model_types import RECURRENT
+from hf_bidir.modeling.configuration_bidir import (
+    BidirConfigMixin,
+    check_bidir_config,
+    check_format,
+    check_layers,
+    with_fields,
+)
 
-ENCODERS = ("none", "lstm", "gru")
+if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
+    from hf_bidir.modeling.activations import tanhmax  # noqa: F401
+    from hf_bidir.modeling.compat import heads_by_auto_class  # noqa: F401
+    from hf_bidir.modeling.model_types import is_signed  # noqa: F401
+
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", *SCORES_ALONE)
 ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
-_SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_rnn.BidirRnnForSeq2SeqLM"}
-DECODER_STYLES = (None, "luong", "bahdanau")
+DECODER_STYLES = ("luong", "bahdanau")
 CLASSIFIER_SCOPES = ("global", "local-p")
 DECODER_SCOPES = (*CLASSIFIER_SCOPES, "local-m", "none")
+CHOICES = {
+    "encoder": ("none", "lstm", "gru"),
+    "attn_score": ATTN_SCORES,
+    "attn_query": ATTN_QUERIES,
+    "attn_selection": ATTN_SELECTIONS,
+    "decoder_style": (None, *DECODER_STYLES),
+}
+SIZES = ("vocab_size", "embedding_size", "hidden_size", "num_rnn_layers")
 FIELDS: dict[str, Any] = {
     "vocab_size": 8000,
     "embedding_size": 200,
@@ -42,6 +57,16 @@ FIELDS: dict[str, Any] = {
     "decoder_style": None,
     "input_feeding": True,
 }
+CLASSIFIER_CODE = {
+    "AutoModel": "modeling_bidir_rnn.BidirRnnModel",
+    "AutoModelForSequenceClassification": "modeling_bidir_rnn.BidirRnnForSequenceClassification",
+}
+DECODER_CODE = {"AutoModelForSeq2SeqLM": "modeling_bidir_rnn.BidirRnnForSeq2SeqLM"}
+CONFIG_CODE = {"AutoConfig": "configuration_bidir_rnn.BidirRnnConfig"}
+FILES = (
+    *("configuration_bidir_rnn", "modeling_bidir_rnn", "recurrent_attention", "scores"),
+    *("activations", "compat", "configuration_bidir", "interventions", "model_types"),
+)
 
 
 class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
@@ -82,32 +107,29 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         ValueError: an unknown value, fields that exclude each other, a size below 1, or a negative mass out of range.
     """
 
-    model_type = RECURRENT
-    remote_code: ClassVar[dict[str, str]] = {
-        "AutoConfig": "configuration_bidir_rnn.BidirRnnConfig",
-        "AutoModel": "modeling_bidir_rnn.BidirRnnModel",
-        "AutoModelForSequenceClassification": "modeling_bidir_rnn.BidirRnnForSequenceClassification",
-    } | _SEQ2SEQ
+    model_type = "bidir_rnn"
+    remote_code: ClassVar[dict[str, str]] = CONFIG_CODE | CLASSIFIER_CODE | DECODER_CODE
     num_hidden_layers = num_attention_heads = 1  # attention layers and heads
 
     def __init__(self, **kwargs: Any) -> None:
-        fields = {name: kwargs.pop(name, default) for name, default in FIELDS.items()}
-        for name, value in fields.items():
-            setattr(self, name, value)
+        for name, default in FIELDS.items():
+            setattr(self, name, kwargs.pop(name, default))
+        padding = self.pad_token_id
         check_format(kwargs.pop("attn_format", 0))
-        # every head, because save_pretrained would list only the saved one
-        kwargs["auto_map"] = {
-            auto: code
-            for auto, code in self.remote_code.items()
-            if auto == "AutoConfig" or (auto in _SEQ2SEQ) == (self.decoder_style is not None)
-        }
+        kwargs["auto_map"] = CONFIG_CODE | (DECODER_CODE if self.decoder_style else CLASSIFIER_CODE)
         kwargs["is_encoder_decoder"] = self.decoder_style is not None
         kwargs["tie_word_embeddings"] = False  # input and output embeddings have different widths
-        super().__init__(pad_token_id=fields["pad_token_id"], **kwargs)
-        self.pad_token_id = fields["pad_token_id"]
-        self._check_shape()
+        super().__init__(pad_token_id=padding, **kwargs)
+        self._check_values()
+        self._check_combination()
         check_bidir_config(self)
         check_layers(self.attn_negative_mass, heads=[1])
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; with the code of the models, for processes without hf_bidir."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if __name__.startswith("hf_bidir."):  # transformers itself copies code that came with a checkpoint
+            write_code(Path(save_directory))
 
     @property
     def attn_scopes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the fields here
@@ -115,38 +137,44 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
             return DECODER_SCOPES
         return ("global",) if self.attn_score in SCORES_ALONE else CLASSIFIER_SCOPES
 
-    def _check_shape(self) -> None:
-        choices = {
-            "encoder": ENCODERS,
-            "attn_score": ATTN_SCORES,
-            "attn_query": ATTN_QUERIES,
-            "attn_selection": ATTN_SELECTIONS,
-            "decoder_style": DECODER_STYLES,
-        }
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                raise ValueError(
-                    f'{field}="{getattr(self, field)}" is not known; choose one of: {", ".join(map(str, known))}.'
-                )
-        for field in ("vocab_size", "embedding_size", "hidden_size", "num_rnn_layers"):
+    def _check_values(self) -> None:
+        for field, known in CHOICES.items():
+            value = getattr(self, field)
+            if value not in known:
+                names = ", ".join(map(str, known))
+                raise ValueError(f'{field}="{value}" is not known; choose one of: {names}.')
+        for field in SIZES:
             if getattr(self, field) < 1:
                 raise ValueError(f"expected {field} of at least 1, got {getattr(self, field)}.")
         if not isinstance(self.pad_token_id, int):
             raise ValueError(f"expected pad_token_id, the id of the padding token; got {self.pad_token_id}.")
         if self.attn_scale <= 0:
             raise ValueError(f"expected attn_scale above 0, got {self.attn_scale}.")
-        if self.bidirectional and self.encoder == "none":
+
+    def _check_combination(self) -> None:
+        without_encoder = self.encoder == "none"
+        if self.bidirectional and without_encoder:
             raise ValueError('bidirectional=True needs an encoder, "lstm" or "gru"; encoder is "none".')
-        if self.decoder_style and (self.encoder == "none" or self.attn_score in SCORES_ALONE):
+        if self.attn_query == "last" and without_encoder:
+            raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
+        if self.decoder_style and (without_encoder or self.attn_score in SCORES_ALONE):
             raise ValueError(
                 f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
                 f'encoder="{self.encoder}" and attn_score="{self.attn_score}".'
             )
         if self.attn_scope == "none" and self.attn_selection == "hard":
             raise ValueError('attn_selection="hard" needs attention; attn_scope is "none".')
-        if self.attn_query == "last" and self.encoder == "none":
-            raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
+
+
+def write_code(folder: Path) -> None:
+    """Write the files that a recurrent checkpoint needs in a process without hf_bidir, into one flat folder."""
+    room = Path(__file__).parent
+    for name in FILES:
+        file = room / f"{name}.py"
+        if not file.exists():
+            file = room.parent / "modeling" / file.name
+        code = file.read_text(encoding="utf-8").replace("from hf_bidir.modeling.", "from .")
+        (folder / file.name).write_text(code, encoding="utf-8")
 
 
 BidirRnnConfig.__signature__ = with_fields(inspect.signature(PretrainedConfig), FIELDS)
-BidirRnnConfig.register_for_auto_class()

@@ -12,7 +12,7 @@ from hf_bidir import (
     tanhmax,
 )
 from hf_bidir.explain import contributions, erasure, token_scores
-from hf_bidir.modeling.modeling_bidir_rnn import encode
+from hf_bidir.recurrent.modeling_bidir_rnn import encode
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
 DECODER = {
@@ -312,6 +312,8 @@ def test_a_config_that_cannot_be_is_refused(config, message):
     ("call", "message"),
     [
         (lambda batch: model_of()(), "expected either input_ids or inputs_embeds"),
+        (lambda batch: model_of(attn_implementation="fused"), '"fused" .* BidirRnnForSequenceClassification'),
+        (lambda batch: model_of().set_attn_implementation("sdpa"), '"sdpa" .* BidirRnnForSequenceClassification'),
         (
             lambda batch: model_of("lstm")(batch["input_ids"].flip(1), batch["attention_mask"].flip(1)),
             "padding on the right",

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_bidir.modeling.activations import softmax, tanhmax
-from hf_bidir.modeling.hard_selection import Reinforce, select_one
-from hf_bidir.modeling.scores import SCORES, WITHOUT_QUERY, ContentScore
+from hf_bidir.recurrent.recurrent_attention import Reinforce, select_one
+from hf_bidir.recurrent.scores import SCORES, WITHOUT_QUERY, ContentScore
 
 SIZE, ATTENTION_SIZE, SCALE, LONGEST = 3, 4, 2.5, 6
 
