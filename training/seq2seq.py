@@ -67,9 +67,7 @@ class Seq2SeqModelArguments(RecurrentArguments, AdapterArguments):
     dropout: float = option(0.0, "From scratch: dropout before the final linear layer.")
     lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
     unit: str = option("word", "From scratch: the unit of a token.", choices=list(UNITS))
-    decoder_style: str = option(
-        "luong", "From scratch: the decoder architecture.", choices=list(DECODER_STYLES)
-    )
+    decoder_style: str = option("luong", "From scratch: the decoder architecture.", choices=list(DECODER_STYLES))
     input_feeding: bool = option(
         True, "From scratch: the Luong decoder also takes the previous attentional vector as input."
     )

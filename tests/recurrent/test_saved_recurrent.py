@@ -65,7 +65,7 @@ def test_a_new_process_loads_a_checkpoint_and_computes_the_same(saved, program):
 
 def imports_of(file):
     """The modules that a file imports; relative ones begin with a dot."""
-    nodes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {"." * node.level + node.module for node in nodes if isinstance(node, ast.ImportFrom)}
 
