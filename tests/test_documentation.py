@@ -46,7 +46,6 @@ WORDS = set(re.findall(r"(?<![^\W_])[a-z]\w+", "".join(f.read_text("utf-8") for 
 VALUE = re.compile(r"(True|False|None|\d+|torch\.[\w.]+\S*\)|\{.*\}|'.*?')(?:: .*)?$")  # in the comment on a print
 NUMBER = re.compile(r"(?<![\w.+-])(?:^[+-]?\d+|[+-]\d+|[+-]?\d+(?=\.\d))(?:\.\d+)?\b")  # in the other comments
 PYTHON = [name for name, text in PAGES.items() if "```python" in text and not name.startswith("model_cards/")]
-COMMANDS = [name for name in PAGES if name != "CHANGELOG.md"]  # which also names commands of earlier versions
 CLASSES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
 STAND_INS = {  # name: architecture, card with the tokenizer or image processor, whether it is signed
     "google-bert/bert-base-uncased": ("bert", "sst2-rnn-tanhmax", False),
@@ -134,7 +133,7 @@ def test_a_number_in_a_comment_has_the_sign_and_the_digits_that_are_printed(comm
     assert agrees(comment, output) is agree
 
 
-@pytest.mark.parametrize("page", COMMANDS)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_are_accepted_by_their_own_parsers(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     text = PAGES[page]

@@ -37,7 +37,7 @@ def explain(
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
     method: Annotated[
         str | None,
-        typer.Option(help=f"{methods_by_meaning()}. docs/explanation_methods.md compares them."),
+        typer.Option(help=f"{methods_by_meaning()}. docs/explanations.md compares them."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     instead_of: Annotated[
@@ -137,7 +137,7 @@ def explain(
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
-        typer.echo(f"{explanation.method} is the default for {kind}; docs/explanation_methods.md compares the methods.")
+        typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{done}: {', '.join(map(str, written))}")
 

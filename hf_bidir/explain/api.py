@@ -56,7 +56,7 @@ SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
 ONE = str | Path | Image.Image
 NO_FLOW = (
     "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
-    "scores do (docs/explanation_methods.md)."
+    "scores do (docs/explanations.md)."
 )
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
 IMAGE_NAME = re.compile(r"\S+\.(png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)

@@ -31,9 +31,7 @@ def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_p
     assert names == {"coefficients.png", "scores.png", "rollout-flow.png", "heads.png", "index.html"}
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
-    assert (
-        f"{TEXT_DEFAULT} is the default for texts; docs/explanation_methods.md compares the methods." in result.output
-    )
+    assert f"{TEXT_DEFAULT} is the default for texts; docs/explanations.md compares the methods." in result.output
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert ("&lt;script&gt;" in page, "<script" in page) == (True, False)
 

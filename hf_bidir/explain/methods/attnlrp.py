@@ -69,7 +69,7 @@ def relevance(
     Computed as input times a modified gradient. A nonlinearity `f` outside the attention counts as `x · f(x)/x` with a
     constant second factor, a norm has a constant scale, a product of two states halves the gradient, and attention
     divides the gradient of query and key by 4 and that of the value by 2. Of the function from scores to coefficients,
-    softmax or signed, the Jacobian at the point is used. docs/attnlrp.md derives the rule. At `λ = 1` it does not
+    softmax or signed, the Jacobian at the point is used. docs/explanations.md derives the rule. At `λ = 1` it does not
     depend on the arbitrary signs of heads.
 
     The relevance of an example sums to `y`, except for what biases, position embeddings and the normalisers of the
