@@ -20,7 +20,7 @@ validation split; it is not comparable across tokenizers.
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was interrupted
 continues when the same command is given again; torchrun --nproc_per_node 2 training/causal_lm.py … distributes it over
-processes. The output folder loads with AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True), and
+processes. The output folder loads with AutoModelForCausalLM and AutoTokenizer, with trust_remote_code=True in both;
 hf-bidir explain FOLDER "The film was" shows what supports and opposes the next token.
 """
 

@@ -24,7 +24,7 @@ A new model trains until validation stops improving unless --num_train_epochs or
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
-AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
+AutoModelForImageClassification and AutoImageProcessor, with trust_remote_code=True in both.
 """
 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)

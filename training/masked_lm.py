@@ -14,7 +14,7 @@ to the text. A checkpoint without a language modelling head gets a new, random o
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
-AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
+AutoModelForMaskedLM and AutoTokenizer, with trust_remote_code=True in both.
 """
 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)

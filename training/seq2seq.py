@@ -15,7 +15,7 @@ examples:
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
-AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True), and
+AutoModelForSeq2SeqLM and AutoTokenizer, with trust_remote_code=True in both;
 hf-bidir explain FOLDER "17 4 93" draws the alignment.
 """
 

@@ -58,6 +58,7 @@ MAY_CHANGE = {
 PER_PROCESS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 FINISHED = "finished"  # the status
 FILES = ("train_file", "validation_file", "test_file")
+PLACE = "path/to/"  # stands in a record for where a file or folder lies on the machine of the run
 SHOWN_SETTINGS = (  # of TrainingArguments, also where they are defaults
     "learning_rate", "lr_scheduler_type", "warmup_ratio", "weight_decay", "optim", "max_grad_norm", "num_train_epochs",
     "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
@@ -157,21 +158,28 @@ def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | Non
 
 
 def publishable(typed: dict[str, Any]) -> dict[str, Any]:
-    """The options without secrets and local folders: of data files and absolute paths only the last part is kept."""
+    """The options without secrets and local folders: of a file or folder only the last part is kept, after `PLACE`."""
     return {
-        name: _last_parts(value, always=name in FILES)
+        name: _without_places(name, value)
         for name, value in typed.items()
         if name != "token" and not name.endswith("_token")
     }
 
 
-def _last_parts(value: Any, always: bool) -> Any:
+def _without_places(option: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _last_parts(entry, always) for key, entry in value.items()}
+        return {key: _without_places(key, entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_last_parts(entry, always) for entry in value]
+        return [_without_places(option, entry) for entry in value]
     value = value.value if isinstance(value, Enum) else value
-    return Path(value).name if isinstance(value, str) and (always or Path(value).is_absolute()) else value
+    return PLACE + Path(value).name if isinstance(value, str) and _is_place(option, value) else value
+
+
+def _is_place(option: str, value: str) -> bool:
+    """Whether the value of an option is a file or folder of this machine, and no name on the Hub."""
+    if option in FILES or Path(value).is_absolute():
+        return True
+    return option.endswith(("_name_or_path", "dataset_name")) and Path(value).exists()
 
 
 def _origin(source: str | None) -> str:
@@ -187,7 +195,7 @@ def _source(name: str, data: SourceArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
     files = data.files.get(name, data.files.get("train"))  # held-out rows come from the training file
     if files is None:
-        return {"source": _last_parts(data.dataset_name, always=False)}
+        return {"source": data.dataset_name and _without_places("dataset_name", data.dataset_name).removeprefix(PLACE)}
     return source_of([Path(file) for file in ([files] if isinstance(files, str) else files)])
 
 

@@ -1,5 +1,6 @@
 """The model card of a checkpoint, built only from the files of its run."""
 
+import json
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
-from hf_bidir.finetune.record import CURVE, PICTURE
+from hf_bidir.finetune.record import CURVE, MAY_CHANGE, PICTURE, PLACE
 from hf_bidir.hub.benchmarks import write_benchmark_results
 from hf_bidir.hub.card_numbers import (
     DIGITS,
@@ -35,7 +36,6 @@ from hf_bidir.hub.card_numbers import (
     run_scores,
     seed_count,
 )
-from hf_bidir.hub.files import CODE, digests
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
 
@@ -168,6 +168,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     split = "test" if any(name.startswith("test_") for name in results) else "validation"
     scores = run_scores(results, split)
     reproduced = is_reproduced(scores, evaluation, data.get(split))
+    recipe = _recipe(run, previous)
     activation, mass = config.get("attn_activation"), config.get("attn_negative_mass")
     # the project's own examples run in the root folder of a clone
     root = folder.resolve().parents[1] if folder.resolve().parent.name == CARDS else None
@@ -197,7 +198,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "unrecognised": [
             name.removeprefix("recall_") for name, value in scores.items() if value == 0 and name not in METRICS
         ],
-        "command": _command(run),
+        "command": _command(run.get("script"), recipe),
         "tested": TESTED_BY_SEED if len(seeds.get("seeds", [])) > 1 else None,
         "measured_on": _measured_on(run, split),
         "verified": reproduced and is_current,
@@ -208,22 +209,40 @@ def _facts(folder: Path) -> dict[str, Any]:
         "needed_signs": _needed_signs(folder, run),
         "has_weights": any(folder.glob("*.safetensors")),
         "figures": _figures(folder, results),
-        "code": digests(folder, CODE),
         "has_code": has_code,
+        "recipe": recipe,
         "not_settings": NOT_SETTINGS,
+        "place": PLACE,
     }
 
 
-def _command(run: dict[str, Any]) -> str | None:
+def _recipe(run: dict[str, Any], previous: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run that somebody who repeats it needs.
+
+    A folder of weights that no run of ours made goes by its name on the Hub.
+    """
+    recipe = run.get("recipe", {})
+    options = {name: value for name, value in recipe.items() if name not in MAY_CHANGE - {"output_dir"}}
+    if recipe.get("base_model") and not previous:
+        options["model_name_or_path"] = recipe["base_model"]
+    return options
+
+
+def _command(script: str | None, recipe: dict[str, Any]) -> str | None:
     """The command that repeats a run of a training script; None if no script was recorded."""
-    if not run.get("script"):
+    if not script:
         return None
     options = [
-        f"--{name} {' '.join(quote(str(one)) for one in (value if isinstance(value, list) else [value]))}"
-        for name, value in run.get("recipe", {}).items()
-        if value is not None and not isinstance(value, dict)
+        " ".join([f"--{name}", *(quote(_word(part)) for part in (value if isinstance(value, list) else [value]))])
+        for name, value in recipe.items()
+        if value is not None
     ]
-    return " \\\n    ".join([f"python training/{run['script']}", *options])
+    return " \\\n    ".join([f"python training/{script}", *options])
+
+
+def _word(value: Any) -> str:
+    """A value as the Trainer's parser reads it."""
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _example(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, Any]:

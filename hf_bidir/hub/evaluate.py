@@ -34,7 +34,7 @@ from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokeni
 from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
-from hf_bidir.finetune.record import library_versions, source_of
+from hf_bidir.finetune.record import PLACE, library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from hf_bidir.hub.card_numbers import MEAN, recalls_in, same_data
 from hf_bidir.hub.files import digests
@@ -317,7 +317,7 @@ def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) ->
 def _data_set_of(run: dict[str, Any], split: str) -> str:
     """The data set that a run read by name."""
     recipe = run.get("recipe", {})
-    if "train_file" in recipe or "dataset_name" not in recipe:
+    if "train_file" in recipe or (recipe.get("dataset_name") or PLACE).startswith(PLACE):
         file = run.get("data", {}).get(split, {}).get("source")
         raise ValueError(f"name the data with --data{f'; the run read {file}' if file else ''}.")
     return recipe["dataset_name"]

@@ -38,15 +38,20 @@ def test_a_secret_is_not_published(name):
 @pytest.mark.parametrize(
     ("option", "value", "published"),
     [
-        ("resume_from_checkpoint", "/home/anna/runs/one/checkpoint-7", "checkpoint-7"),
+        ("resume_from_checkpoint", "/home/anna/runs/one/checkpoint-7", "path/to/checkpoint-7"),
         ("resume_from_checkpoint", "runs/one", "runs/one"),
-        ("fsdp_config", {"file": "/home/anna/fsdp.json", "size": 3}, {"file": "fsdp.json", "size": 3}),
+        ("fsdp_config", {"file": "/home/anna/fsdp.json", "size": 3}, {"file": "path/to/fsdp.json", "size": 3}),
         ("resume_from_checkpoint", None, None),
-        ("train_file", "secret_project/train.csv", "train.csv"),
-        ("train_file", ["/home/anna/a", "b/c"], ["a", "c"]),
+        ("train_file", "secret_project/train.csv", "path/to/train.csv"),
+        ("train_file", ["/home/anna/a", "b/c"], ["path/to/a", "path/to/c"]),
+        ("model_name_or_path", "runs/base", "path/to/base"),  # a folder here
+        ("model_name_or_path", "someone/base", "someone/base"),
+        ("dataset_name", "runs/photos", "runs/photos"),  # no folder here
     ],
 )
-def test_absolute_paths_and_data_files_are_published_by_their_last_part_alone(option, value, published):
+def test_of_files_and_folders_only_the_last_part_is_published(option, value, published, tmp_path, monkeypatch):
+    (tmp_path / "runs/base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     assert publishable({option: value}) == {option: published}
 
 

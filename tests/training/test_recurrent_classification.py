@@ -37,7 +37,7 @@ def test_a_softmax_checkpoint_is_trained_on_as_a_signed_one_of_the_same_shape(te
     assert (config.embedding_size, config.attn_activation) == (16, "tanhmax")
     earlier = json.loads((tmp_path / "first" / "run.json").read_text())
     assert json.loads((tmp_path / "second" / "previous_run.json").read_text()) == earlier
-    assert "## Before that" in (tmp_path / "second" / "README.md").read_text()
+    assert "come from an earlier run: text-classification" in (tmp_path / "second" / "README.md").read_text()
 
 
 def test_the_end_of_a_long_text_can_be_kept_and_the_tokenizer_remembers(texts, tmp_path):
