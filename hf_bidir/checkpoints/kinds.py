@@ -1,19 +1,20 @@
 """Properties of a model by its class name and config: Auto class, task, loss, example inputs, limits of its texts."""
 
+import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.layer_hooks import in_evaluation
-
 LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
+NUMBER_OF_LABELS = "num_items_in_batch"  # the argument of loss functions
 NAMED = 5  # tokens or weights in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
@@ -85,35 +86,32 @@ def kind_of(model: PreTrainedModel | str) -> Kind:
     return next((kind for kind in KINDS[1:] if name.endswith(kind.ending)), NO_HEAD)
 
 
-def divides_by_all_labels(model: PreTrainedModel) -> bool:
+def divides_by_all_labels(model: nn.Module) -> bool:
     """Whether the loss of a model is a sum over the labels, divided by the `num_items_in_batch` that a Trainer passes.
 
-    transformers looks for `**kwargs` in the signature, but many models that have it ignore the number. So this computes
-    the loss of example inputs with two different numbers. False for a model without example inputs
-    or without a loss of its own.
+    transformers looks for `**kwargs` in the signature, but many heads that have it return the mean of their own batch.
+    So this reads the code: `forward` must hand its keywords to the loss function, and that to the cross entropy of
+    transformers. False where there is no such code, which is safe: the Trainer then averages over batches.
     """
-    problem = model.config.problem_type
     try:
-        inputs = example_inputs(model)
-        batch = inputs | {"labels": example_labels(model, inputs)}
-        with in_evaluation(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            first, second = (model(**batch, num_items_in_batch=count) for count in (1, 2))
-    except (TypeError, ValueError):  # no such argument, or no examples
+        source = inspect.getsource(inspect.unwrap(model.forward))
+    except (OSError, TypeError):
         return False
-    finally:
-        model.config.problem_type = problem  # which some heads guess from their first labels
-    return getattr(first, "loss", None) is not None and not torch.equal(first.loss, second.loss)
+    calls = [node for node in ast.walk(ast.parse(dedent(source))) if isinstance(node, ast.Call)]
+    losses = [call for call in calls if getattr(call.func, "attr", None) == "loss_function"]
+    if not any(keyword.arg in (None, NUMBER_OF_LABELS) for call in losses for keyword in call.keywords):
+        return False
+    function = model.loss_function
+    if function.__name__ == "ForSequenceClassificationLoss" and predicts_values(model.config):
+        return False  # the mean of squared errors, or of binary cross entropies
+    names = {*function.__code__.co_names, *function.__code__.co_varnames}
+    return bool(names & {"fixed_cross_entropy", NUMBER_OF_LABELS})
 
 
-def example_labels(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Labels for example inputs: tokens, or the class or value 0."""
-    config, count = model.config, len(next(iter(inputs.values())))
-    if "decoder_input_ids" in inputs or kind_of(model).per_token:
-        return inputs.get("decoder_input_ids", inputs["input_ids"])
-    values = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
-    if values or config.problem_type == "multi_label_classification":
-        return torch.zeros(count, config.num_labels, device=model.device, dtype=model.dtype)
-    return torch.zeros(count, device=model.device, dtype=torch.long)
+def predicts_values(config: PretrainedConfig) -> bool:
+    """Whether a classifier predicts numbers or several labels, by the rule with which transformers guesses it."""
+    known = config.problem_type
+    return known in ("regression", "multi_label_classification") or (known is None and config.num_labels == 1)
 
 
 def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:

@@ -270,6 +270,20 @@ class ScheduleArguments:
     negative_mass_end: float | None = option(None, "Final negative mass; default: 1.")
 
 
+ALL_ROWS = "metrics are computed from all rows of a split at once"
+ROUNDED = "the weights that are evaluated would be rounded, and saved so"
+NOT_SUPPORTED = {  # options of TrainingArguments that change what an evaluation sees
+    "prediction_loss_only": "the metrics of a run need predictions",
+    "eval_do_concat_batches": ALL_ROWS,
+    "batch_eval_metrics": ALL_ROWS,
+    "eval_use_gather_object": ALL_ROWS,
+    "label_names": "batches have labels under one name",
+    "fp16_full_eval": ROUNDED,
+    "bf16_full_eval": ROUNDED,
+    "past_index": "examples do not depend on each other",  # in older versions
+}
+
+
 @dataclass
 class RunArguments(TrainingArguments):
     """`TrainingArguments` with defaults that evaluate, keep the best checkpoint and resume automatically.
@@ -322,6 +336,10 @@ class RunArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        known = TrainingArguments.__dataclass_fields__
+        for name, reason in NOT_SUPPORTED.items():
+            if name in known and (value := getattr(self, name)) != known[name].default:
+                raise InputError(f"--{name} {value} is not supported, because {reason}; leave it out")
         if self.early_stopping_patience and not self.load_best_model_at_end:
             raise InputError(
                 "expected load_best_model_at_end with early_stopping_patience "

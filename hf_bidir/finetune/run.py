@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -212,15 +213,14 @@ class Run:
                 logger.warning("Training starts without centring, further from the softmax model: %s", error)
 
     def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
-        """Metrics on validation and test, and the last logged training loss."""
+        """Metrics on validation and test, and the training loss of the last epoch."""
         for callback in (EarlyStoppingCallback, EvaluationLines):  # of training, which is over
             trainer.remove_callback(callback)
         results = trainer.evaluate(metric_key_prefix="eval")
         if self.splits.test is not None:
             results |= trainer.evaluate(self.splits.test, metric_key_prefix="test")
         # the Trainer's own train_loss counts the steps before a resume but not their losses
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
+        results |= {"epoch": trainer.state.epoch, "train_loss": recent_loss(trainer.state.log_history)}
         self._note_majority(results)
         # JSON has neither NaN nor infinity
         infinite = [key for key, value in results.items() if isinstance(value, float) and not math.isfinite(value)]
@@ -318,8 +318,8 @@ class QuietProgress(ProgressCallback):
 class EvaluationLines(TrainerCallback):
     """Prints a line per evaluation during training, or per epoch where there is no evaluation.
 
-    The line has the epoch, the last logged training loss, the validation metrics, the learning rate, and `λ` where a
-    schedule changes it. Only the main process prints.
+    The line has the epoch, `recent_loss`, the validation metrics, the learning rate, and `λ` where a schedule changes
+    it. The loss is logged for each line, so that it is the mean of all steps. Only the main process prints.
     """
 
     def __init__(self) -> None:
@@ -328,16 +328,42 @@ class EvaluationLines(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         self.latest |= logs
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step and state.is_world_process_zero:  # not before training
-            tqdm.write(evaluation_line(state.epoch or 0.0, self.latest))
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log |= control.should_evaluate
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.eval_strategy == "no":
+        control.should_log |= control.should_evaluate or args.eval_strategy == "no"
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step and state.is_world_process_zero:  # not before training
+            logs = self.latest | {"loss": recent_loss(state.log_history)}
+            tqdm.write(evaluation_line(state.epoch or 0.0, logs))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.eval_strategy == "no" and self.latest:  # the loss of the epoch before is logged by now
             self.on_evaluate(args, state, control)
 
+    on_train_end = on_epoch_begin
 
-def evaluation_line(epoch: float, logs: dict[str, float]) -> str:
+
+def recent_loss(log_history: list[dict[str, Any]]) -> float | None:
+    """The mean training loss of the last epoch, or since the evaluation before if that is later; None without any.
+
+    A logged loss is the mean since the one before, which may be of a single step.
+    """
+    losses = [entry for entry in log_history if "loss" in entry]
+    if not losses:
+        return None
+    last = losses[-1]
+    earlier = [entry for entry in log_history if entry["step"] < last["step"]]
+    starts = [entry["step"] for entry in earlier if "eval_loss" in entry or entry["epoch"] <= last["epoch"] - 1]
+    start = max(starts, default=0)
+    recent = [entry for entry in losses if entry["step"] > start]
+    steps = np.diff([start, *(entry["step"] for entry in recent)])
+    return float(np.average([entry["loss"] for entry in recent], weights=steps))
+
+
+def evaluation_line(epoch: float, logs: dict[str, float | None]) -> str:
     """A line with the latest value of each logged quantity."""
     metrics = [(f"eval_{name}", f"validation {name.replace('_', ' ')}") for name in SHOWN]
     shown = [("loss", "train loss"), *metrics, ("learning_rate", "learning rate"), ("negative_mass", "λ")]

@@ -91,8 +91,26 @@ class SignedTrainer(Trainer):
         return super().get_train_dataloader()
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+        """Every row of the data set, also with `dataloader_drop_last`, which is for training."""
         self.data_collator = self.eval_collator
-        return super().get_eval_dataloader(eval_dataset)
+        # with persistent workers the Trainer keeps the loader of one data set, and returns it for every later one
+        vars(self).pop("_eval_dataloaders", None)
+        drops_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = drops_last
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        return self.get_eval_dataloader(test_dataset)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """As in transformers; losses are those of the model, because smoothing of labels is for training."""
+        smoother, self.label_smoother = self.label_smoother, None
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.label_smoother = smoother
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):

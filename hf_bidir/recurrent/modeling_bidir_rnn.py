@@ -291,7 +291,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         if labels is not None:
             self._check_labels(labels)
             if decoder_input_ids is None:
-                decoder_input_ids = self._shifted_right(labels)
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None or not decoder_input_ids.numel():
             raise ValueError(
                 "expected decoder_input_ids [batch, steps] of at least one step, or labels; to generate text, call "
@@ -353,7 +353,8 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
                 f"shape {tuple(labels.shape)}{values}."
             )
 
-    def _shifted_right(self, labels: Tensor) -> Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The labels, shifted right, which collators of transformers add to a batch."""
         shifted = labels.roll(1, 1)
         shifted[:, 0] = self.config.decoder_start_token_id
         return shifted.masked_fill_(shifted == IGNORED, self.config.pad_token_id)

@@ -7,8 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.run import SMALL_MODEL, evaluation_line, set_scratch_duration, suitable_threads, summary
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import NOT_SUPPORTED, RunArguments
+from hf_bidir.finetune.run import (
+    SMALL_MODEL,
+    evaluation_line,
+    recent_loss,
+    set_scratch_duration,
+    suitable_threads,
+    summary,
+)
 from tests.tiny_models import stock_model
 
 
@@ -71,6 +79,24 @@ def test_a_small_model_on_a_cpu_gets_two_threads_for_the_duration_of_its_run(
         assert (within, torch.get_num_threads()) == (expected, before)
     finally:
         torch.set_num_threads(usual)
+
+
+OTHER_VALUES = {"eval_do_concat_batches": False, "label_names": ["label"], "past_index": 0}
+
+
+@pytest.mark.parametrize("option", NOT_SUPPORTED)
+def test_an_option_that_would_change_what_an_evaluation_sees_is_refused_by_its_name(option):
+    if option not in RunArguments.__dataclass_fields__:
+        pytest.skip("this version of transformers does not have it")
+    with pytest.raises(InputError, match=f"--{option}"):
+        RunArguments(output_dir="unused", use_cpu=True, **{option: OTHER_VALUES.get(option, True)})
+
+
+def test_the_recent_loss_is_the_mean_of_the_steps_since_an_evaluation_and_of_at_most_one_epoch():
+    every = [{"step": step, "epoch": step / 10, "loss": float(step)} for step in (4, 8, 10, 14, 18, 20)]
+    assert recent_loss([]) is None
+    assert recent_loss(every) == (14 * 4 + 18 * 4 + 20 * 2) / 10
+    assert recent_loss([*every, {"step": 18, "epoch": 1.8, "eval_loss": 1.0}]) == 20.0
 
 
 def test_a_line_has_losses_metrics_rate_and_negative_mass():

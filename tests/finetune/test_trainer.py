@@ -1,12 +1,20 @@
+import math
+import re
+
 import pytest
 import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, trainer_utils
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.trainer import SignedTrainer
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
+from hf_bidir.finetune.run import EvaluationLines
+from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
+from tests.tiny_models import stock_model
 
-SHAPE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+SHAPE = {
+    "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
 
 
 def new_model(negative_mass):
@@ -69,3 +77,57 @@ def test_shares_of_the_steps_are_no_difference_from_a_checkpoint_s_numbers_of_st
     SignedTrainer(model=new_model(1.0), **more).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert not reported
     assert (args.logging_steps, args.eval_steps, args.save_steps) == (0.2, 0.5, 0.5)
+
+
+def examples(count):
+    return Dataset.from_list([{"input_ids": [1 + row % 9, 2], "labels": row % 2} for row in range(count)])
+
+
+def trainer_of(folder, rows, callbacks=(), **options):
+    args = TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **options)
+    torch.manual_seed(0)
+    more = {"train_dataset": rows, "eval_dataset": rows, "callbacks": list(callbacks)}
+    return SignedTrainer(model=new_model(1.0), args=args, **more)
+
+
+def test_rows_that_fill_no_batch_are_dropped_in_training_alone(tmp_path):
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 16}
+    trainer = trainer_of(tmp_path, examples(10), dataloader_drop_last=True, **sizes)
+    loaders = trainer.get_train_dataloader(), trainer.get_eval_dataloader(), trainer.get_test_dataloader(examples(5))
+    assert [sum(len(batch["labels"]) for batch in loader) for loader in loaders] == [8, 10, 5]
+    assert trainer.args.dataloader_drop_last
+
+
+def test_every_data_set_is_evaluated_on_its_own_rows_with_workers_that_stay(tmp_path):
+    trainer = trainer_of(tmp_path, examples(10), dataloader_num_workers=1, dataloader_persistent_workers=True)
+    loaders = [trainer.get_eval_dataloader(rows) for rows in (examples(3), None, examples(5))]
+    assert [len(loader.dataset) for loader in loaders] == [3, 10, 5]
+
+
+def test_a_perplexity_is_that_of_the_loss_without_label_smoothing(tmp_path):
+    model = signed(stock_model("llama")).eval()
+    ids = torch.randint(3, 60, (4, 7), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.4)
+    trainer = CausalTrainer(model=model, args=args, eval_dataset=rows)
+    measured, loss = trainer.evaluate(), model(ids, labels=ids).loss.item()
+    assert measured["eval_loss"] == pytest.approx(loss)
+    assert measured["eval_perplexity"] == pytest.approx(math.exp(loss))
+    smoothed = trainer.compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    assert smoothed.item() != pytest.approx(loss, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "when", [{"eval_strategy": "epoch"}, {"eval_strategy": "no"}], ids=["evaluated", "not evaluated"]
+)
+def test_the_line_of_an_epoch_has_the_mean_loss_of_its_steps(tmp_path, capsys, when):
+    options = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 0.1, "save_strategy": "no"}
+    logged = trainer_of(tmp_path, examples(9), logging_steps=1, **options)
+    logged.train()
+    losses = [entry["loss"] for entry in logged.state.log_history if "loss" in entry]
+    means = [sum(losses[:5]) / 5, sum(losses[5:]) / 5]
+    trainer_of(tmp_path, examples(9), [EvaluationLines()], logging_steps=4, **options, **when).train()
+    printed = re.findall(r"^epoch (\d): train loss ([\d.]+)", capsys.readouterr().out, re.MULTILINE)
+    assert [(int(epoch), float(loss)) for epoch, loss in printed] == [
+        (1, pytest.approx(means[0], rel=1e-3)), (2, pytest.approx(means[1], rel=1e-3)),
+    ]  # fmt: skip

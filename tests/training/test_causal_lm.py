@@ -40,7 +40,8 @@ def options(tmp_path):
 def learned(tmp_path_factory):
     """The folder of a run that learned the text, and its numbers."""
     folder = tmp_path_factory.mktemp("learned")
-    return folder / "run", main([*text_file(folder), "--output_dir", str(folder / "run")])
+    smoothing = ["--label_smoothing_factor", "0.1"]
+    return folder / "run", main([*text_file(folder), *smoothing, "--output_dir", str(folder / "run")])
 
 
 def test_a_new_model_learns_a_text_and_its_folder_loads_and_generates_it(learned):

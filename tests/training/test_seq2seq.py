@@ -122,6 +122,16 @@ def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(t
     assert tokenizer.decode(written[0], skip_special_tokens=True) == "film good a"
 
 
+@pytest.mark.parametrize("family", [None, "T5", "Bart"])
+def test_labels_are_smoothed_in_training(family, pairs, tmp_path):
+    options = [*pairs, *RUN, "--num_train_epochs", "1", "--metric_for_best_model", "loss"]
+    if family:
+        source = checkpoint_of(family, tmp_path / "stock", head="ForConditionalGeneration")
+        options = [*pairs, "--max_length", "6", "--max_steps", "1", "--use_cpu", "--model_name_or_path", source]
+    results = main([*options, "--label_smoothing_factor", "0.5", "--output_dir", str(tmp_path / "run")])
+    assert results["train_loss"] > 0
+
+
 def test_layers_of_an_encoder_decoder_can_have_negative_masses_of_their_own(pairs, tmp_path):
     source = checkpoint_of("Bart", tmp_path / "stock", head="ForConditionalGeneration")
     options = [*pairs, "--model_name_or_path", source, "--max_steps", "1", "--max_length", "6", "--use_cpu"]
