@@ -39,7 +39,6 @@ SLOW = (
     "modeling/test_made_classes.py",
     "test_forks.py",
     "test_imports.py",
-    "cli/test_text_demo.py",
     "hub",
     "modeling/test_fused_operator.py",
     "modeling/test_fused_compiled.py",

@@ -113,7 +113,7 @@ loaded = type(model).from_pretrained("signed").eval()
 torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
 names = [command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands]
 lines = [f"{name} --help" for name in names] + ["convert stock converted", "families roberta", "doctor"]
-lines += ["explain runs/x text", "evaluate runs/x", "demo"]
+lines += ["explain runs/x text", "evaluate runs/x"]
 missing = {}
 for name in ("explain", "finetune.trainer"):
     try:
@@ -153,7 +153,7 @@ def test_with_the_core_a_model_is_signed_saved_reloaded_and_converted(used):
 
 def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need_as_subpackages_do(used):
     failed = {line.split()[0]: outcome for line, outcome in used[0]["commands"].items() if outcome[0] != 0}
-    extras = {"explain": "explain", "evaluate": "explain,hub,train", "demo": "explain,train"}
+    extras = {"explain": "explain", "evaluate": "explain,hub,train"}
     assert failed.keys() == extras.keys()
     for command, (code, output) in failed.items():
         expected = rf"error: \w+ is not installed; run: pip install 'hf-bidir\[{extras[command]}\]'"

@@ -15,7 +15,6 @@ from typing import Any
 from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparisons, markdown, spread, where
-from hf_bidir.cli.demo import SETTINGS
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
@@ -29,6 +28,15 @@ FILES = {
 FILE = Path(__file__).with_name("results") / "recurrent.csv"
 RECIPES = {"sst2": "sst2-rnn", "20news": "20news-rnn", "ag-news": "ag-news-rnn", "imdb": "imdb-lstm"}
 SELECTIONS = {"synthetic": ("soft", "hard")}
+SETTINGS = {  # options of training/recurrent_classification.py for short synthetic texts
+    "embedding_size": 32,
+    "hidden_size": 16,
+    "max_length": 12,
+    "num_train_epochs": 5,
+    "learning_rate": 1e-2,
+    "per_device_train_batch_size": 32,
+    "logging_steps": 0.2,
+}
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from typing import Any
 import yaml
 
 from benchmarks.runs import PAIR, read_runs
-from hf_bidir.cli.demo import SETTINGS
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from research.mechanisms.data import LENGTHS, PAIRS, SIDES, image_splits
 from research.mechanisms.figures import draw_coefficients, draw_lengths, draw_pixels
+from research.mechanisms.recurrent import SETTINGS
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "mechanisms.csv"
