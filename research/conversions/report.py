@@ -72,7 +72,7 @@ def with_costs(runs: DataFrame) -> DataFrame:
 
 
 def overview(runs: DataFrame) -> str:
-    """The variants of docs/conversion.md on test data: accuracy, its difference from softmax, and the signs."""
+    """The main variants on test data: accuracy, its difference from softmax, and the signs."""
     signs, free = "after-tanhmax-signs", "after-tanhmax-300"
     default = "TanhMax (the default)"
     named = {signs: "TanhMax, with the penalties of that time", free: "TanhMax, `--no-keep-signs`"}
