@@ -8,7 +8,8 @@ import typer
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 
-ALIASES = {"text-column": "column", "image-column": "column"}  # the training scripts' names for the same option
+# the training scripts' names for the same option
+ALIASES = {"text-column": "column", "image-column": "column", "test-file": "data"}
 
 
 def normalised(name: str) -> str:

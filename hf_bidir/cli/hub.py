@@ -9,6 +9,7 @@ from hf_bidir.cli.app import app, one_line_errors, options_as, slow_imports
 
 OPTIONS_OF_TRAINING = dict.fromkeys(("--train_file", "--validation_file", "--test_file"), "--data")
 OPTIONS_OF_TRAINING |= dict.fromkeys(("--text_column", "--image_column"), "--column")
+OPTIONS_OF_TRAINING |= {"--label_column": "--label-column", "--drop_bad_rows": "--drop-bad-rows"}
 
 
 @app.command()

@@ -201,6 +201,8 @@ def test_an_evaluation_of_other_files_other_data_or_with_other_numbers_verifies_
 def test_errors_of_the_command_name_its_own_options(stars, photographs, tmp_path):
     for words, message in (
         ([stars[0], "--data", table(tmp_path / "renamed.parquet", ROWS, "review")], "Choose one with --column."),
+        ([stars[0], "--test_file", table(tmp_path / "odd.parquet", [("odd", 0), ROWS[0]])], "or pass --drop-bad-rows"),
+        ([stars[0], "--data", stars[1], "--label-column", "stars"], "Choose one with --label-column."),
         ([photographs[0], "--data", photographs[1].parent], f"such as --data {photographs[1]}"),
         ([stars[0], "--revision", "v1"], "is a folder and has no revisions"),
         (["nobody/nothing-at-all", "--data", "x.parquet"], "neither a checkpoint folder nor a model"),

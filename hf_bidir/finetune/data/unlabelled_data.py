@@ -99,7 +99,7 @@ def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, data: Bl
             count = len(_joined(tokenizer, getattr(splits, name)["text"][:]))
             raise InputError(
                 f"the {name} split has {count} tokens, fewer than one block of {size}; give more text, or "
-                f"pass --block_size {count} or less"
+                f"train with --block_size {count} or less"
             )
     return _sampled(blocks, data)
 
