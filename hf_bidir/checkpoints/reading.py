@@ -47,6 +47,8 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
     path = Path(source)
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
         raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
+    if path.is_file():
+        raise ValueError(f"expected a checkpoint folder, got the file {source}; {_instead_of_file(path)}.")
     if adapter := read_adapter(source):
         return adapter.model_config(_base_config(adapter, adapter.base, adapter.revision))
     if path.is_dir() and not (path / "config.json").is_file():
@@ -65,6 +67,14 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
         raise FileNotFoundError(
             f"{source} is not a checkpoint folder, and cannot be read from the Hub: {reason}"
         ) from error
+
+
+def _instead_of_file(path: Path) -> str:
+    """What to do where a file is named in place of a checkpoint folder."""
+    if path.suffix == ".gguf":
+        load = f'AutoModelForCausalLM.from_pretrained("{path.parent}", gguf_file="{path.name}")'
+        return f"in Python, save what {load} and AutoTokenizer likewise read to a folder, and name that"
+    return f"name its folder, {path.parent}"
 
 
 def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:

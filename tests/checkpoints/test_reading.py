@@ -1,5 +1,6 @@
 """Reading checkpoints: tokenizers that do not fit their models."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_weights_without_a_place_in_the_model_are_named_in_one_line(tmp_path, ca
     (line,) = (record.getMessage() for record in caplog.records if "left out" in record.getMessage())
     assert line.startswith("4 weights in")
     assert "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier" in line
+
+
+@pytest.mark.parametrize("read", [read_model, signed_model, load_checkpoint])
+@pytest.mark.parametrize(
+    ("name", "told"), [("model.gguf", 'gguf_file="model.gguf"'), ("model.safetensors", "folder, ")]
+)
+def test_a_file_in_place_of_a_folder_is_named_with_what_to_do(read, name, told, tmp_path):
+    (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=f"the file {re.escape(str(tmp_path / name))}; .*{told}"):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize("read", [read_model, signed_model, load_checkpoint])
