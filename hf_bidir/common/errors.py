@@ -1,6 +1,7 @@
 """Errors for invalid user input, raised before any training starts."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -13,6 +14,14 @@ def did_you_mean(word: str, known: list[str]) -> str:
     """A closing sentence that names the closest known word, or an empty string if none is close."""
     close = get_close_matches(word, known, n=1)
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def shared_names(names: Sequence[str]) -> str:
+    """The names of several classes with the indices of these, such as "'crane' (0, 2)"; empty if all names differ."""
+    places = defaultdict(list)
+    for index, name in enumerate(names):
+        places[name].append(str(index))
+    return ", ".join(f"{name!r} ({', '.join(indices)})" for name, indices in places.items() if len(indices) > 1)
 
 
 def first_line(error: BaseException) -> str:

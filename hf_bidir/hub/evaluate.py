@@ -23,7 +23,7 @@ from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.errors import first_line
+from hf_bidir.common.errors import first_line, shared_names
 from hf_bidir.common.files import RECORD, read_json, write_json
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, LabelledDataArguments, TextDataArguments
@@ -239,7 +239,10 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
 
 
 def _classes(model: PreTrainedModel) -> list[str]:
-    return [model.config.id2label[index] for index in range(model.config.num_labels)]
+    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    if shared := shared_names(names):
+        raise ValueError(f"expected a name of its own for each class in id2label of config.json, got {shared}.")
+    return names
 
 
 def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:

@@ -134,6 +134,10 @@ def test_what_cannot_be_evaluated_is_refused(stars, tmp_path):
         evaluate_checkpoint(CARDS / "sst2-minilm-softmax", "x.csv")
     with pytest.raises(ValueError, match=r"name the data with --data; the run read test\.parquet"):
         evaluate_checkpoint(stars[0])
+    names = {"id2label": {0: "crane", 1: "dog", 2: "crane"}, "label2id": {"dog": 1, "crane": 2}}
+    stock_model("bert", **names).save_pretrained(tmp_path / "cranes")
+    with pytest.raises(ValueError, match=r"'crane' \(0, 2\)"):
+        evaluate_checkpoint(tmp_path / "cranes", stars[1])
     BertForMaskedLM(stock_model("bert").config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is a BertForMaskedLM; only classifiers and causal language models are evalu"):
         evaluate_checkpoint(tmp_path, "digits")

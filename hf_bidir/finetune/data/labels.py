@@ -8,6 +8,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
+from hf_bidir.common.errors import shared_names
 from hf_bidir.finetune.arguments import LabelledDataArguments
 from hf_bidir.finetune.data.problems import Problems, listed, quoted
 
@@ -69,7 +70,7 @@ def classes_of(
     names = data.class_names or order
     if len(names) != len(order) or len(set(names)) != len(names):
         expected = f"expected {len(order)} different class names, for the labels {listed(order)}"
-        problems.column("train", f"{expected}; --class_names has: {', '.join(names)}")
+        problems.column("train", f"{expected}; --class_names has: {shared_names(names) or ', '.join(names)}")
     return order, names
 
 

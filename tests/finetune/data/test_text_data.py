@@ -79,6 +79,7 @@ def test_a_test_file_with_one_label_of_minus_one_keeps_it(tmp_path):
         ({"text_column": "txt"}, 'no column txt; its columns are: text, label.*Did you mean "text"'),
         ({"label_column": "stars"}, "no column stars; its columns are: text, label"),
         ({"class_names": ["only"]}, "expected 2 different class names"),
+        ({"class_names": ["same", "same"]}, r"'same' \(0, 1\)"),
         ({"validation_share": 1.5}, "validation_share between 0 and 1"),
     ],
 )
