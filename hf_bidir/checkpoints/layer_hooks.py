@@ -165,12 +165,18 @@ def check_attends(model: nn.Module) -> None:
 
 
 def _interpolating(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """The arguments of a call, with interpolation for an unusual size."""
+    """The arguments of a call, with interpolation for an unusual size; ValueError if the usual one is not square."""
     pixels = kwargs.get("pixel_values", args[0] if args else None)
     usual = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
     if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual:
         return None
+    if len(set(usual)) > 1:  # their positions would be taken for those of a square
+        expected, size = (" x ".join(map(str, sides)) for sides in (usual, pixels.shape[-2:]))
+        raise ValueError(
+            f"expected images of {expected} pixels, got {size}: transformers interpolates the positions of "
+            f"{type(model).__name__} for square images alone; leave out size (--size)."
+        )
     return args, {INTERPOLATE: True, **kwargs}
 
 

@@ -46,6 +46,15 @@ def test_a_photograph_of_any_size_is_used_as_a_whole(name, photo):
             model(torch.zeros(1, 3, 30, 44))
 
 
+@pytest.mark.parametrize("shape", [(12, 24), (6, 24)])  # 72 patches, and 36, which a square has too
+def test_positions_of_oblong_images_are_not_interpolated_as_those_of_squares(shape, photo):
+    model = family("ViTForImageClassification", image_size=shape, patch_size=2)
+    oblong = ViTImageProcessor(size=dict(zip(("height", "width"), shape, strict=True)))
+    assert explain(model, oblong, photo).example.grid == (shape[0] // 2, 12)
+    with pytest.raises(ValueError, match=f"images of {shape[0]} x 24 pixels, got 30 x 44: .* leave out size"):
+        explain(model, oblong, photo, size=30)
+
+
 def test_the_photo_of_a_processor_that_crops_is_the_part_that_it_keeps(photo):
     cropping = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SIZE)
     example = read_image(model_of("CLIPVisionModel"), cropping, photo)

@@ -28,7 +28,7 @@ def read_image(
     Raises:
         FileNotFoundError: no such file.
         ValueError: an image that cannot be opened or converted, a size of less than one patch, or a model that takes
-            images of one size only.
+            images of one size only, as every one whose usual images are not square.
     """
     picture = open_image(image, image_mode(model.config))
     if size is None:
