@@ -125,6 +125,20 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
     return Examples(model, seed).inputs()
 
 
+def takes_one_row(model: PreTrainedModel) -> bool:
+    """Whether the model classifies texts and has no padding token, so that a decoder accepts one text at a time."""
+    unpadded = getattr(model.config.get_text_config(), "pad_token_id", 0) is None
+    return unpadded and kind_of(model).task == "text-classification"
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device of a model's inputs; where weights lie on disk or in memory, that on which accelerate runs them."""
+    if model.device.type != "meta":
+        return model.device
+    places = getattr(model, "hf_device_map", {}).values()
+    return torch.device(next((place for place in places if place not in ("cpu", "disk")), "cpu"))
+
+
 def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
     """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
     return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)
@@ -165,12 +179,9 @@ class Examples:
             inputs |= self.decoder_inputs(inputs)
         if missing := sorted(self.required - set(inputs)):
             raise ValueError(f"{type(self.model).__name__} needs {', '.join(missing)}, for which there is no example.")
-        auto = kind_of(self.model).auto
-        if auto == "AutoModelForMultipleChoice":
+        if kind_of(self.model).auto == "AutoModelForMultipleChoice":
             inputs = {name: tensor.unsqueeze(0) for name, tensor in inputs.items()}
-        unpadded = getattr(self.config.get_text_config(), "pad_token_id", 0) is None
-        if auto == "AutoModelForSequenceClassification" and unpadded:
-            # a decoder without a padding token accepts single texts only
+        if takes_one_row(self.model):
             inputs = {name: tensor[:1] for name, tensor in inputs.items()}
         return self.placed(inputs)
 
@@ -182,8 +193,8 @@ class Examples:
         return {}
 
     def placed(self, inputs: Inputs) -> Inputs:
-        dtype = self.model.dtype
-        return {k: v.to(self.model.device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
+        dtype, device = self.model.dtype, device_of(self.model)
+        return {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
 
     def with_companions(self, inputs: Inputs) -> Inputs:
         """The inputs, with those of `COMPANIONS` that go with them."""

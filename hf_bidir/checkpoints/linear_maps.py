@@ -40,11 +40,23 @@ def is_plain(linear: nn.Module) -> bool:
 def weight_of(linear: nn.Module) -> Tensor:
     """The weight as `[outputs, inputs]`: a view; of a map that is not plain, what it computes of unit vectors."""
     if is_plain(linear):
-        return linear.weight.T if isinstance(linear, Conv1D) else linear.weight
+        weight: Any = parameter_of(linear, "weight")
+        return weight.T if isinstance(linear, Conv1D) else weight
     units = torch.cat([torch.zeros(1, linear.in_features), torch.eye(linear.in_features)])
     with evaluation_mode(linear), torch.no_grad():
         bias, *columns = linear(_placed(units, linear))
     return (torch.stack(columns) - bias).T
+
+
+def parameter_of(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter of a module, also where accelerate loads it for each call; None if there is none."""
+    parameter = getattr(module, name, None)
+    if parameter is None or not parameter.is_meta:
+        return parameter
+    from accelerate.utils import align_module_device  # which has put it there, so it is installed
+
+    with align_module_device(module):
+        return getattr(module, name)
 
 
 def _placed(states: Tensor, linear: nn.Module) -> Tensor:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
@@ -52,7 +53,6 @@ from hf_bidir.explain.target import (
 )
 
 UNKNOWN = 5  # unknown words in a note
-SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
 ONE = str | Path | Image.Image
 NO_FLOW = (
     "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
@@ -124,8 +124,9 @@ def explain(
         `Alignment` with the source. All show themselves in a notebook.
 
     Raises:
-        ValueError: an empty list, inputs of another type, a prompt that is too long, an option that does not apply to
-            the model, and as in `read_text`, `read_image` and `token_scores`.
+        ValueError: an empty list, a pair of texts (a tuple), inputs of another type, a prompt that is too long, an
+            option that does not apply to the model, and as in `read_text`, `read_image` and `token_scores`; an error
+            about one of several inputs begins with its index.
     """
     options: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position, "layer": layer}
     options |= {"head": head, "size": size, "against": against, "segments": segments, "batch_size": batch_size}
@@ -159,11 +160,15 @@ def explain_each(
         options: target, instead_of, position, layer, head, against; these and the other arguments are as in `explain`.
     """
     model, chosen = _chosen(model, processor, method, batch_size, **options)
-    stream = iter(_checked(inputs))
+    rows = enumerate(_checked(inputs))
     alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
-    while batch := list(islice(stream, 1 if alone else batch_size)):
-        examples = [read(model, processor, parted(processor, one, segments), size) for one in batch]
-        yield from _explain_batch(model, processor, examples, method, batch_size, **chosen)
+    while batch := list(islice(rows, 1 if alone else batch_size)):
+        examples = []
+        for index, one in batch:
+            with _naming_input(index):
+                examples.append(read(model, processor, parted(processor, one, segments), size))
+        with _naming_input(batch[0][0]) if alone else nullcontext():
+            yield from _explain_batch(model, processor, examples, method, batch_size, **chosen)
 
 
 def explain_checkpoint(
@@ -264,6 +269,15 @@ def _chosen(
     return model, {"target": target, "position": position, "layer": layer, "head": head}
 
 
+@contextmanager
+def _naming_input(index: int) -> Iterator[None]:
+    """Put the index of an input before an error about it."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"inputs[{index}]: {error}") from error
+
+
 def _is_file_name(text: str) -> bool:
     """Whether a text is the name of a file, or of an image that does not exist."""
     return len(text) < LONGEST_NAME and (Path(text).is_file() or IMAGE_NAME.fullmatch(text) is not None)
@@ -288,7 +302,12 @@ def parted(tokenizer: Any, given: Any, segments: Segments | None = None) -> Any:
 
 
 def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
-    """The inputs. Raises ValueError unless they are a list or a stream."""
+    """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair."""
+    if isinstance(inputs, tuple):
+        raise ValueError(
+            "expected texts or images in a list, got a tuple, which is a pair of texts; pairs cannot be explained yet. "
+            "Pass a list to explain each text."
+        )
     table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
     if table or isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
         raise ValueError(
@@ -305,7 +324,7 @@ def _pads(model: PreTrainedModel, processor) -> bool:
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
     """The model inputs of a text or an image; a text is cut only if the model reads the beginning of texts."""
-    check_kind(model)
+    check_kind(type(model), model.config)
     if reads_images(model):
         from hf_bidir.explain.inputs.image import read_image
 
@@ -314,7 +333,8 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
         raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
     if not isinstance(text_or_image, str):
         raise ValueError(
-            f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
+            f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself. "
+            "Pairs of texts cannot be explained yet."
         )
     text = text_or_image
     if takes_embedding(model):
@@ -337,10 +357,7 @@ def _explain_batch(
     **chosen: Any,
 ) -> Iterator[Explanation]:
     """The explanations of examples whose windows run together; of a single one with `figures`, if they are given."""
-    whole, several = model, type(model).__name__.endswith(SEVERAL_OUTPUTS)
-    about = [f"{type(model).__name__} has no single output to explain; its encoder is explained instead."] * several
-    model = model.base_model if several else model
-    batch_size = batch_size if _pads(whole, processor) else 1
+    batch_size = batch_size if _pads(model, processor) else 1
     if len(examples) == 1:
         level = token_level(model, processor, examples[0], chosen["target"], chosen["position"])
         chosen |= dict(zip(("target", "position"), level, strict=True))
@@ -354,7 +371,7 @@ def _explain_batch(
     parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
     predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
     scores, used, why = _scores(model, parts, method, batch_size, predicted, counts, chosen)
-    about += [*_orientation(whole, used), *([why] if why else [])]
+    about = [*_orientation(model, used), *([why] if why else [])]
     shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
     for example, own, one, pieces in zip(examples, windows, predicted, scores.split(counts), strict=True):
         length = len(example.token_of_piece)

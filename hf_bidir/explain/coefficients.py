@@ -57,7 +57,8 @@ def head_of_query(
     layers, last = record.coefficients, layer is None
     index = len(layers) - 1 if layer is None else layer
     shares, query = _queries(record, example, layers[index].shape[2], position)
-    rows = torch.einsum("q,hqk->hk", shares, upcast(layers[index][0]))
+    maps = upcast(layers[index][0])
+    rows = torch.einsum("q,hqk->hk", shares.to(maps), maps)
     chosen = ""
     if head is None and len(rows) > 1:
         head = strongest_head(rows.unsqueeze(1), record.values[index][1][0])

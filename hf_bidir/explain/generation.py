@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import text_limit
+from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.signing import unwrapped
@@ -83,11 +83,11 @@ def align(
         )
     if method == "chefer" and not attends_between_tokens(model):
         raise ValueError(f"chefer needs attention between tokens; {type(model).__name__} has none. Use contributions.")
-    if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
-        raise ValueError(f"expected a signed encoder-decoder of text; got {type(model).__name__}.")
+    if not (model.config.is_encoder_decoder and model.main_input_name == "input_ids" and model.can_generate()):
+        raise ValueError(f"expected a signed encoder-decoder that generates text; got {type(model).__name__}.")
     example = read_text(tokenizer, text, text_limit(model, tokenizer))
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
-        inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
+        inputs = {name: example.inputs[name].clone().to(device_of(model)) for name in ("input_ids", "attention_mask")}
         ids = model.generate(**inputs, num_beams=num_beams)
         coefficients, contributions, y = _rows(model, inputs, ids)
         traced = {"attnlrp": (RELEVANCE, _relevance_rows), "chefer": (CHEFER, _chefer_rows)}.get(method)
@@ -220,7 +220,7 @@ def explain_continuation(
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
     generated, positions = ids[start:], torch.arange(start - 1, len(ids) - 1)
-    inputs: Mapping[str, Tensor] = {"input_ids": ids[None, :-1].to(model.device)}
+    inputs: Mapping[str, Tensor] = {"input_ids": ids[None, :-1].to(device_of(model))}
     inputs = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
     if example.whole:
         following = len(example.tokens) + torch.arange(len(generated) - 1)
@@ -241,7 +241,7 @@ def explain_continuation(
     sink = sink_note(chosen, source, [*(example.special[at] for at in shown), *[False] * len(pieces[:-1])], by_token)
     where = METHODS[chosen].caption(layer, head) + f"; y is {LOGIT}" * METHODS[chosen].explains_output
     largest = "" if head is not None else ", in the head of its layer with the largest Σ |a| ‖v‖"
-    logits, attended, place = _attended(model, inputs, positions.to(model.device), layer, head)
+    logits, attended, place = _attended(model, inputs, positions.to(device_of(model)), layer, head)
     y = logits.gather(-1, generated[:, None]).squeeze(-1) - logits.mean(-1)
     whole = METHODS[chosen].explains_output and (layer, head) == (None, None)
     return Alignment(
@@ -302,10 +302,10 @@ def prediction_scores(
     rows = []
     for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
         batch = {name: value.expand(len(chosen), *value.shape[1:]) for name, value in inputs.items()}
-        options = {"position": places.to(model.device), "layer": layer, "head": head}
+        options = {"position": places.to(device_of(model)), "layer": layer, "head": head}
         if (units := units_of(inputs)) is not None:
             batch = SegmentedInputs(batch, units.expand(len(chosen), -1))
-        rows.append(token_scores(model, batch, method, chosen.to(model.device), **options).detach().cpu())
+        rows.append(token_scores(model, batch, method, chosen.to(device_of(model)), **options).detach().cpu())
     return torch.cat(rows)
 
 
@@ -316,7 +316,7 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
     if continuation is None:
         check_prompt(model, tokenizer, example, new_tokens)
         with in_evaluation(model):
-            inputs = {name: example.inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            inputs = {name: example.inputs[name].to(device_of(model)) for name in ("input_ids", "attention_mask")}
             options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
             return example, model.generate(**inputs, **options)[0].cpu()
     blank = "" if is_template(prompt) or prompt[-1:].isspace() or continuation[:1].isspace() else " "

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
 from hf_bidir.explain.api import parted, read
 from hf_bidir.explain.inputs.text import Example, signed, told_apart
@@ -58,8 +59,9 @@ def explain_head(
         raise ValueError(f"a head of {type(model).__name__} subtracts two maps, each with scores of its own.")
     coefficients = record.coefficients[layer][0].float()
     check_exists("head", head, len(coefficients))
-    read_at = token_level(model, tokenizer, example, None, None)[1]
-    read_at = int(record.position[0]) if read_at is None else read_at
+    read_at = int(record.position[0])
+    if kind_of(model).names_tokens:
+        read_at = token_level(model, tokenizer, example, None, None)[1]
     place = read_at if query is None else int(_pieces(example, query).nonzero().max())
     row = coefficients[head, place].cpu()
     pieces = ~torch.tensor(example.special)[example.token_of_piece] if key is None else _pieces(example, key)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import check_vocabulary, longest_text, vocabulary_of
+from hf_bidir.checkpoints.kinds import check_vocabulary, device_of, kind_of, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.signed_maps import map_of
@@ -156,13 +156,18 @@ def reads_images(model: PreTrainedModel) -> bool:
     return model.main_input_name == "pixel_values"
 
 
-def check_kind(model: PreTrainedModel) -> None:
-    """Raise ValueError unless the model reads one text or one image."""
-    several = hasattr(model.config, "vision_config") and not reads_images(model)
-    if several or hasattr(model.config, "num_frames") or model.main_input_name not in ("input_ids", "pixel_values"):
+def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
+    """Raise ValueError unless models of this class read one text or one image, and have one output for it."""
+    several = hasattr(config, "vision_config") and head.main_input_name != "pixel_values"
+    if several or hasattr(config, "num_frames") or head.main_input_name not in ("input_ids", "pixel_values"):
         raise ValueError(
-            f"expected a model of one text or one image; {type(model).__name__} takes sound, video or several inputs, "
-            "which cannot be explained."
+            f"expected a model of one text or one image; {head.__name__} takes sound, video or several inputs, which "
+            "cannot be explained."
+        )
+    if kind_of(head.__name__).task in ("question-answering", "multiple-choice"):
+        raise ValueError(
+            f"expected a model with one output to explain; {head.__name__} chooses a span or a text, which cannot be "
+            "explained yet. In Python, explain model.base_model, the same model without its head."
         )
 
 
@@ -203,7 +208,8 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
         )
     # inference-mode tensors cannot have gradients, their clones can; position_ids may come as a single row
     inputs = {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
-    return {name: value.to(model.device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
+    device = device_of(model)
+    return {name: value.to(device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
@@ -28,6 +28,7 @@ from hf_bidir.explain.record import (
 )
 from hf_bidir.modeling.activations import upcast
 
+LISTED = 20  # tokens at the beginning and at the end of a text in a message
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
 One = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 
@@ -125,7 +126,7 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
     """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
     name = type(model).__name__
     if kind_of(model).per_token and position is None:
-        raise ValueError(f"{name} has an output per token; choose the one to explain with position=….")
+        raise ValueError(f"{name} has an output per token; choose the one to explain with position (--position).")
     whole = name.endswith("Classification") or takes_embedding(model)
     if position is not None and whole and not kind_of(model).per_token:
         raise ValueError(f"{name} has one output per example; leave out position.")
@@ -142,6 +143,10 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: One) -> Tensor:
     names = {str(name): int(index) for index, name in model.config.id2label.items()}
     known = list(names) if len(names) == count <= 20 else f"0 to {count - 1}"
     if isinstance(target, str):
+        alike = [int(index) for index, name in model.config.id2label.items() if str(name) == target]
+        if len(alike) > 1:
+            both = " and ".join(map(str, alike))
+            raise ValueError(f"target {target!r} is the name of the classes {both}; choose one of them by its index.")
         index = names.get(target, int(target) if target.isdecimal() else None)
         if index is None:
             from hf_bidir.common.errors import did_you_mean
@@ -168,7 +173,7 @@ class InputFunction:
     readout: Readout | None  # None: that of the outputs of `score`, for a function of one point
     target: Target = None
     position: Position = None
-    keep_first: Tensor | None = None  # boolean [batch]: texts whose first token is part of the baseline
+    sinks: Tensor | None = None  # boolean [batch, length]: tokens that are part of the baseline
 
     @classmethod
     @torch.no_grad()
@@ -185,9 +190,11 @@ class InputFunction:
         if one_point and not record.kept and not reads_images(model) and has_head(model):
             return cls(model, inputs, start, start.shape[1], None, target, position)
         length, read = record.length, record.position
-        kept = read > 0 if keep_first is None else torch.full_like(read, keep_first, dtype=torch.bool)
+        first = record.keep.long().argmax(-1)  # after padding on the left
+        kept = read > first if keep_first is None else torch.full_like(read, keep_first, dtype=torch.bool)
+        sinks = nn.functional.one_hot(first, record.keep.shape[1]).bool() & kept.unsqueeze(1)
         readout = choose_readout(model, record.read()[0], target, position, read)
-        return cls(model, inputs, start, length, readout, keep_first=kept)
+        return cls(model, inputs, start, length, readout, sinks=sinks)
 
     @property
     def rows(self) -> Tensor:
@@ -196,9 +203,9 @@ class InputFunction:
 
     @property
     def baseline(self) -> Tensor:
-        """Images of zeros, or padding at every token, except the first of a text in `keep_first`.
+        """Images of zeros, or padding at every token except the sinks of causal attention, the first of each text.
 
-        It is the sink of causal attention: without it, y changes too abruptly for an integral of few steps.
+        Without a sink, y changes too abruptly for an integral of few steps.
         """
         if self.start.dim() == 4:
             return torch.zeros_like(self.start)
@@ -206,16 +213,18 @@ class InputFunction:
         known = isinstance(padding, int) and 0 <= padding < self.model.get_input_embeddings().num_embeddings
         token = torch.tensor([padding if known else 0], device=self.start.device)
         padded = self.model.get_input_embeddings()(token).detach().expand_as(self.start)
-        if self.keep_first is None:  # a function of one point
+        if self.sinks is None:  # a function of one point
             return padded
-        first = torch.arange(self.start.shape[1], device=self.start.device) == 0
-        return torch.where((first & self.keep_first[:, None])[..., None], self.start, padded)
+        return torch.where(self.sinks[..., None], self.start, padded)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
         return self._read(self.run(start, rows), rows)
 
     def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
         """The outputs of the model for these input tensors of the rows."""
+        if len(rows) > 1 and takes_one_row(self.model):
+            each = [self.run(*row) for row in zip(start.split(1), rows.split(1), strict=True)]
+            return ModelOutput(logits=torch.cat([outputs.logits for outputs in each]))
         inputs = {name: value[rows] for name, value in self.inputs.items()}
         start = start.to(self.start.dtype)  # captum adds noise in single precision
         if start.dim() == 4:
@@ -342,23 +351,33 @@ def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, ro
 
 def token_level(model, processor, example: Example, target: Target, position: Any) -> tuple[Target, Any]:
     """Target and position for language models: a token of the vocabulary, at the mask or after the text."""
-    if not kind_of(model).names_tokens:
+    kind = kind_of(model)
+    if not kind.per_token:
         return target, position
-    if position is None and kind_of(model).causal:
-        position = example.inputs["input_ids"].shape[1] - 1
-    if position is None:
-        masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
-        if not masks:
-            raise ValueError(
-                f"expected {processor.mask_token} in the text of a masked language model, or --position; got neither."
-            )
-        position = masks[0]
+    ids = example.inputs["input_ids"][0].tolist()
+    if position is None and kind.causal:
+        position = len(ids) - 1
+    if position is None and kind.names_tokens and processor.mask_token_id in ids:
+        position = ids.index(processor.mask_token_id)
+    if position not in range(len(ids)):
+        masked = f"{processor.mask_token} in the text, or " if kind.names_tokens and not kind.causal else ""
+        raise ValueError(
+            f"expected {masked}the position of a token (--position): {_by_position(processor, ids)}; got {position}."
+        )
+    if not kind.names_tokens:
+        return target, position
     given = target if isinstance(target, Contrast) else (target,)
     last = example.inputs["input_ids"][0, -1:]
     starts = int(last) in processor.all_special_ids or processor.decode(last)[-1:].isspace()
     spaced = not (kind_of(model).causal and starts)
     tokens = [_word_piece(processor, one, spaced) if isinstance(one, str) else one for one in given]
     return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
+
+
+def _by_position(tokenizer, ids: Sequence[int]) -> str:
+    """The tokens after their positions; of a long text the first and the last ones."""
+    names = [f"{place} {token}" for place, token in enumerate(spelled(tokenizer, ids))]
+    return ", ".join(names if len(names) <= 2 * LISTED else [*names[:LISTED], "…", *names[-LISTED:]])
 
 
 def _word_piece(tokenizer, word: str, spaced: bool) -> int:

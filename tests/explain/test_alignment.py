@@ -174,7 +174,7 @@ def test_an_encoder_decoder_has_methods_of_its_own():
         explain(model, TOKENIZER, TEXT, "erasure")
     with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
         contributions(model, dict(TOKENIZER(TEXT, return_tensors="pt")))
-    with pytest.raises(ValueError, match="expected a signed encoder-decoder of text"):
+    with pytest.raises(ValueError, match="that generates text; got BidirRnnForSequence"):
         align(BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10)), TOKENIZER, TEXT)
 
 

@@ -7,6 +7,10 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertTokenizer,
     ByT5Tokenizer,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     PreTrainedTokenizerFast,
     Wav2Vec2Config,
     Wav2Vec2FeatureExtractor,
@@ -17,7 +21,7 @@ from hf_bidir.explain import load_checkpoint, read_text
 from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.inputs.text import spelled
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import tokenizer, vit
+from tests.explain.conftest import saved, tokenizer, vit
 
 
 def test_a_softmax_checkpoint_is_read_with_the_outputs_of_the_stock_model(stock_checkpoint):
@@ -40,8 +44,19 @@ def test_a_model_of_sound_is_refused_for_what_it_reads(tmp_path):
     config = Wav2Vec2Config(**shape, **layers, num_conv_pos_embedding_groups=2, num_feat_extract_layers=2)
     Wav2Vec2ForSequenceClassification(config).save_pretrained(tmp_path / "speech")
     Wav2Vec2FeatureExtractor().save_pretrained(tmp_path / "speech")
-    with pytest.raises(ValueError, match="BidirWav2Vec2ForSequenceClassification takes sound, video or several inputs"):
+    with pytest.raises(ValueError, match="Wav2Vec2ForSequenceClassification takes sound, video or several inputs"):
         explain_checkpoint(tmp_path / "speech", "a good film")
+
+
+def test_a_model_of_image_and_text_is_refused_for_what_it_reads(tmp_path):
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    pictures, texts = vision | {"image_size": 8, "patch_size": 2}, vision | {"vocab_size": 40}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**pictures), text_config=LlamaConfig(**texts), image_token_index=39
+    )
+    saved(LlavaForConditionalGeneration(config), tokenizer(), tmp_path / "llava")
+    with pytest.raises(ValueError, match=r"one text or one image; LlavaForConditionalGeneration takes .* several"):
+        explain_checkpoint(tmp_path / "llava", "a good film")
 
 
 def test_word_pieces_are_joined_to_the_words_of_the_text():

@@ -126,7 +126,7 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
         (bert, dict, {}, "expected input_ids"),
         (bert, lambda: {"input_ids": torch.ones(1, 0).long()}, {}, "not empty"),
         (bert, lambda: {"input_ids": torch.ones(1, 13).long()}, {}, "truncation=True, max_length=12"),
-        (lambda: bert(head=BidirBertForMaskedLM), sentences, {}, "choose the one to explain with position="),
+        (lambda: bert(head=BidirBertForMaskedLM), sentences, {}, "BidirBertForMaskedLM has an output per token"),
         (
             lambda: bert(head=BidirBertForMaskedLM),
             sentences,

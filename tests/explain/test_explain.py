@@ -14,7 +14,7 @@ from hf_bidir import BidirBertModel
 from hf_bidir.explain import Explanation, Explanations, explain, explain_each, read_text, token_scores, word_table
 from hf_bidir.explain.inputs.text import windows_of
 from hf_bidir.explain.methods import TEXT_DEFAULT, default_method
-from tests.explain.conftest import NAMES, bert, pooling, tokenizer
+from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer
 
 TEXTS = ["a unbelievably good film", "bad", "a film !", "good bad good"]
 
@@ -194,7 +194,9 @@ class Fourier(torch.nn.Module):
     ("inputs", "options", "message"),
     [
         ([], {}, "at least one text or image, got an empty list"),
-        (["good", ""], {}, "a text with at least one word"),
+        (["good", ""], {}, r"inputs\[1\]: expected a text with at least one word"),
+        (["good", ("good", "bad")], {}, r"inputs\[1\]: .* got tuple"),
+        (("good", "bad"), {}, "a tuple, which is a pair of texts"),
         ("good", {"target": "neutral"}, "target 'neutral' does not exist"),
         ("good", {"target": 2}, "choose one of"),
         (["good"], {"batch_size": 0}, "a batch_size of at least 1"),
@@ -245,6 +247,38 @@ def test_a_contrast_explains_the_difference_of_two_logits(method):
             torch.testing.assert_close(contrast.scores, positive.scores - negative.scores, atol=1e-4, rtol=1e-3)
             assert contrast.value == pytest.approx(positive.value - negative.value, abs=1e-5)
             assert "the logit of positive minus that of negative" in contrast.explained
+
+
+def test_a_model_in_double_precision_is_explained_with_its_coefficients_and_its_figures():
+    found = explain(model().double(), tokenizer(), TEXTS[0], "attnlrp")
+    torch.testing.assert_close(found.scores.float(), explain(model(), tokenizer(), TEXTS[0], "attnlrp").scores)
+    chosen = explain(model().double(), tokenizer(), TEXTS[0], layer=1, head=1)
+    assert chosen.coefficients.values.dtype == torch.float64
+
+
+@pytest.mark.parametrize("head", ["BertForQuestionAnswering", "BertForMultipleChoice"])
+def test_a_model_with_several_outputs_for_a_text_is_refused_and_its_encoder_is_explained(head):
+    several = family(head, **SHAPE)
+    with pytest.raises(ValueError, match=rf"one output to explain; Bidir{head} .* model\.base_model"):
+        explain(several, tokenizer(), TEXTS[0])
+    assert explain(several.base_model, tokenizer(), TEXTS[0]).scores.any()
+
+
+@pytest.mark.parametrize(
+    ("head", "position"),
+    [
+        ("BertForTokenClassification", None),
+        ("BertForTokenClassification", 8),
+        ("BertForMaskedLM", None),
+        ("BertForMaskedLM", -1),
+    ],
+)
+def test_a_missing_or_wrong_position_is_an_error_that_lists_the_positions(head, position):
+    listed = re.escape("(--position): 0 [CLS], 1 a, 2 un, 3 ##believ, 4 ##ably, 5 good, 6 film, 7 [SEP]")
+    with pytest.raises(ValueError, match=f"{listed}; got {position}"):
+        explain(family(head, **SHAPE), tokenizer(), TEXTS[0], position=position)
+    with pytest.raises(ValueError, match=r"inputs\[1\]: .*0 \[CLS\], 1 bad, 2"):
+        explain(family("BertForMaskedLM", **SHAPE), tokenizer(), ["a [MASK] film", "bad"])
 
 
 def test_a_contrast_with_the_explained_class_or_an_unknown_one_is_refused():

@@ -1,5 +1,7 @@
 """All methods under one signature."""
 
+import copy
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
 from hf_bidir.explain.methods import sink_note
 from hf_bidir.explain.record import record_coefficients
-from tests.explain.conftest import TEXT_METHODS, bert, images, pooling, sentences, vit
+from tests.explain.conftest import TEXT_METHODS, bert, family, images, pooling, sentences, vit
 
 
 def coefficients(model, inputs):
@@ -32,6 +34,43 @@ def test_a_head_with_an_output_per_token_needs_a_valid_position():
         for position, message in ((None, "choose the one to explain"), (50, "position of a token")):
             with pytest.raises(ValueError, match=message):
                 token_scores(model, sentences(), method, position=position)
+
+
+# the noise of smoothgrad depends on the length, and value-zeroing changes padding too
+@pytest.mark.parametrize("method", sorted(set(TEXT_METHODS) - {"smoothgrad", "value-zeroing"}))
+def test_padding_on_the_left_changes_no_score(method):
+    model, text = family("LlamaForSequenceClassification"), torch.arange(5, 10)[None]
+    padded = {
+        "input_ids": torch.cat([torch.tensor([[1, 1, 1, *text[0]]]), torch.arange(12, 20)[None]]),
+        "attention_mask": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8]),
+    }
+    scores, alone = (token_scores(model, inputs, method, target=1)[0] for inputs in (padded, {"input_ids": text}))
+    torch.testing.assert_close(scores[3:], alone, atol=1e-4, rtol=1e-3)
+    assert not scores[:3].any()
+
+
+@pytest.mark.parametrize("method", TEXT_METHODS)
+def test_a_decoder_without_a_padding_token_is_explained_as_with_one_that_the_text_does_not_have(method):
+    model, inputs = family("GPT2ForSequenceClassification", pad_token_id=None), {"input_ids": torch.arange(5, 11)[None]}
+    scores = token_scores(model, inputs, method, target=1)
+    model.config.pad_token_id = 0  # whose embedding is the baseline without one, too
+    torch.testing.assert_close(scores, token_scores(model, inputs, method, target=1), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", TEXT_METHODS)
+def test_scores_in_double_precision_are_those_in_single_precision(method):
+    model, inputs = bert(), sentences()
+    single, double = (token_scores(made, inputs, method, target=1) for made in (model, copy.deepcopy(model).double()))
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), single, atol=1e-4, rtol=1e-3)
+
+
+def test_a_name_that_two_classes_share_is_no_target():
+    model = vit(id2label={0: "crane", 1: "dog", 2: "crane"}, label2id={"dog": 1, "crane": 2})
+    with pytest.raises(ValueError, match=r"'crane' .* 0 and 2"):
+        token_scores(model, images(), "contributions", "crane")
+    chosen = [token_scores(model, images(), "contributions", target) for target in (0, 2)]
+    assert not torch.equal(*chosen)
 
 
 def test_layer_and_head_select_coefficients():

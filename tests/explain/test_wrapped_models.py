@@ -9,13 +9,13 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BertForSequenceClassification, BitsAndBytesConfig
 
 import hf_bidir
 from hf_bidir import signed
 from hf_bidir.checkpoints.linear_maps import linear_maps, weight_of
 from hf_bidir.explain import alti, contributions, explain, flip_heads, orient_heads, token_scores, value_weighted
-from tests.explain.conftest import bert, family, inputs_of, sentences, tokenizer
+from tests.explain.conftest import TEXT_METHODS, bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import inputs_of as tiny_inputs
 from tests.tiny_models import logits_of, stock_model
 
@@ -56,6 +56,19 @@ def test_quantised_weights_are_read_as_what_they_compute(rounding):
         assert (weight_of(linear) - expected).abs().max() < 0.01 * expected.abs().max()
     for shares in (value_weighted(model, sentences()), alti(model, sentences())):
         assert min(layer[0].sum() for layer in shares) > 0
+
+
+@pytest.mark.parametrize("classifier", ["cpu", "disk"])
+def test_a_model_with_weights_on_disk_is_explained_like_one_in_memory(classifier, stock_checkpoint, tmp_path):
+    places = {"bert": "disk", "dropout": "cpu", "classifier": classifier}
+    load = BertForSequenceClassification.from_pretrained
+    loaded = load(stock_checkpoint), load(stock_checkpoint, device_map=places, offload_folder=tmp_path / "disk")
+    model, offloaded = (signed(one.eval(), 0.5) for one in loaded)
+    for method in TEXT_METHODS:
+        scores = token_scores(offloaded, sentences(), method, 1)
+        torch.testing.assert_close(scores, token_scores(model, sentences(), method, 1), msg=method)
+    both = [explain(one, tokenizer(), "a good film", "erasure") for one in (model, offloaded)]
+    torch.testing.assert_close(both[1].scores, both[0].scores)
 
 
 def test_gradients_flow_through_weights_that_multiply_8_bit_numbers():

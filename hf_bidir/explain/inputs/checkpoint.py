@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.convert import signed_model
-from hf_bidir.checkpoints.reading import checkpoint_processors, read_bidir, read_config
+from hf_bidir.checkpoints.reading import checkpoint_processors, read_bidir, read_config, stock_head
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.inputs.sentences import sentence_encoder
@@ -24,8 +24,8 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
-        ValueError: it reads neither one text nor one image, its attention cannot be made signed, or its tokenizer has
-            tokens without an embedding; or as in `sentence_encoder`.
+        ValueError: it reads neither one text nor one image, or has several outputs for it; its attention cannot be made
+            signed, or its tokenizer has tokens without an embedding; or as in `sentence_encoder`.
         ModuleNotFoundError: a folder of sentence-transformers, which is not installed.
     """
     timm = str(source).startswith(TIMM_PREFIX)
@@ -38,8 +38,10 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
         model = read_bidir(transformer, torch.float32)
         processors = checkpoint_processors(transformer, model)
     else:
+        if config is not None and not sentences:  # before the weights are downloaded and compared
+            check_kind(stock_head(config, source), config)
         model, processors, _ = signed_model(source, dtype=torch.float32, quantised=True)
-    check_kind(model)
+    check_kind(type(model), model.config)
     images = reads_images(model)
     fitting = [found for found in processors if isinstance(found, PreTrainedTokenizerBase) != images]
     if not fitting:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import observed_layers
-from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.linear_maps import parameter_of, weight_of
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.projections import Projections, projections
 from hf_bidir.explain.methods import Request
@@ -120,7 +120,7 @@ def _check(model: PreTrainedModel, run: _Run) -> None:
         )
     if run.post_norm:
         norm, total = run.norm, run.total
-        bias = getattr(norm, "bias", None)
+        bias = parameter_of(norm, "bias")
         found = _normalise(norm, upcast(total), upcast(total)) + (0 if bias is None else upcast(bias))  # type: ignore
         if not torch.allclose(found, upcast(norm(total)), 1e-3, 1e-4):  # type: ignore[misc]
             raise ValueError(
@@ -152,7 +152,7 @@ def _shares(coefficients: Tensor, run: _Run) -> Tensor:
 
 def _normalise(norm: nn.Module, parts: Tensor, total: Tensor) -> Tensor:
     """The norm of each part, with the scale of the total."""
-    eps, weight = getattr(norm, "eps", getattr(norm, "variance_epsilon", 1e-6)), getattr(norm, "weight", None)
+    eps, weight = getattr(norm, "eps", getattr(norm, "variance_epsilon", 1e-6)), parameter_of(norm, "weight")
     if isinstance(norm, nn.LayerNorm):
         scale = (total.var(-1, keepdim=True, correction=0) + eps).rsqrt()
         parts = parts - parts.mean(-1, keepdim=True)

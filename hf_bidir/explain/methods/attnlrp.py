@@ -171,8 +171,10 @@ class RelevanceRules(TorchFunctionMode):
         self.paused = 0  # depth of parts with a rule of their own
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if not torch.is_grad_enabled():  # such as accelerate's, which puts weights in their place
+            return function(*args, **kwargs or {})
         args, kwargs = tree_map_only(nn.Parameter, Tensor.detach, (args, kwargs or {}))  # weights are constants
-        if self.paused or not torch.is_grad_enabled() or not _dependent(args, kwargs):
+        if self.paused or not _dependent(args, kwargs):
             return function(*args, **kwargs)
         return _apply(function, _operation(function), args, kwargs)
 

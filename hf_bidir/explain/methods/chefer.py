@@ -27,7 +27,7 @@ def gradient_rollout(edges: Sequence[Tensor]) -> Tensor:
     Returns:
         `[batch, queries, keys]`, queries in the top layer and keys in the input; 0 where no path contributes.
     """
-    start = torch.eye(edges[0].shape[-1], device=edges[0].device).expand(len(edges[0]), -1, -1)
+    start = _identity(edges[0], edges[0].shape[-1])
 
     def traced(sign: int) -> Tensor:
         steps = ((sign * layer).clamp_min(0).mean(1) for layer in edges)
@@ -54,10 +54,11 @@ def cross_rollout(edges: Sequence[tuple[Literal["encoder", "decoder", "cross"], 
     """
     crossing = next(edge for place, edge in edges if place == "cross")
     batch, _, targets, sources = crossing.shape
+    alone = _identity(crossing, targets), _identity(crossing, sources)
 
     def traced(sign: int) -> Tensor:
-        target, source = (torch.eye(size, device=crossing.device).expand(batch, -1, -1) for size in (targets, sources))
-        cross = torch.zeros(batch, targets, sources, device=crossing.device)
+        target, source = alone
+        cross = crossing.new_zeros(batch, targets, sources)
         for place, edge in edges:
             step = (sign * edge).clamp_min(0).mean(1)
             if place == "encoder":
@@ -71,9 +72,14 @@ def cross_rollout(edges: Sequence[tuple[Literal["encoder", "decoder", "cross"], 
     return traced(1) - traced(-1)
 
 
+def _identity(edges: Tensor, size: int) -> Tensor:
+    """`[batch, size, size]`, in the precision and on the device of the edges."""
+    return torch.eye(size, dtype=edges.dtype, device=edges.device).expand(len(edges), -1, -1)
+
+
 def _by_row(relevance: Tensor) -> Tensor:
     """What was added to the identity, its rows divided by their sums, and the identity."""
-    same = torch.eye(relevance.shape[-1], device=relevance.device)
+    same = _identity(relevance, relevance.shape[-1])
     added = relevance - same
     return added / added.sum(-1, keepdim=True).clamp_min(torch.finfo(added.dtype).tiny) + same
 

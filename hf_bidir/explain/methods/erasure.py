@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, attends_between_tokens, leading_tokens, patch_size
 from hf_bidir.explain.target import Position, Readout, Target, choose_readout, takes_embedding
@@ -64,6 +64,7 @@ def erasure(
     asked = len(record.inputs[model.main_input_name])
     record = record if how == "token" else _one_text(record)
     inputs = record.inputs
+    chunk_size = 1 if takes_one_row(model) else chunk_size
     with in_evaluation(model):
         outputs, length = record.read()[0], record.length
         keep, read = record.keep, record.position
