@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from benchmarks.measure import interleaved_medians, peak_memory, write_table
 from hf_bidir import bidir_attention, packed_attention
-from hf_bidir.modeling.attention_call import INTERPRETED
+from hf_bidir.kernels.fused_path import INTERPRETED
 
 BASELINE = "SDPA softmax"
 DEFAULTS = {

@@ -50,8 +50,9 @@ from benchmarks.families_checks import (
 from benchmarks.families_inputs import example
 from benchmarks.families_table import write_summary
 from hf_bidir import signed
-from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS, attention_layers, outside_layers
 from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.outside_attention import SOFTMAX_FUNCTIONS, outside_layers
+from hf_bidir.modeling.signed_layers import attention_layers
 
 RECORDS = Path("runs/families.jsonl")
 ISOLATED = (  # deberta-v2 and swin outside the interface

@@ -26,8 +26,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.measure import command_line, write_table
-from hf_bidir.modeling.fused_blocks import ALIGNED
-from hf_bidir.modeling.fused_launch import KERNELS, SMALL, TILINGS, Variant
+from hf_bidir.kernels.fused_blocks import ALIGNED
+from hf_bidir.kernels.fused_launch import KERNELS, SMALL, TILINGS, Variant
 
 COUNTED = ("exponentials", "floating point", "all instructions", "passed over")
 TABLED = ("forward", "query_gradient", "key_value_gradient")

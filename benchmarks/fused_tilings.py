@@ -24,8 +24,8 @@ from tqdm import tqdm
 from benchmarks.measure import ROOT, command_line, write_table
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
-from hf_bidir.modeling.attention_call import INTERPRETED
-from hf_bidir.modeling.fused_tilings import ARCHITECTURES, HEAD_SIZES, OTHERS, TILINGS, Tiling
+from hf_bidir.kernels.fused_path import INTERPRETED
+from hf_bidir.kernels.fused_tilings import ARCHITECTURES, HEAD_SIZES, OTHERS, TILINGS, Tiling
 
 HEADS, TOKENS = 12, 32768
 WARPS_STAGES = ((4, 2), (4, 3), (8, 2), (8, 3))
@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     if INTERPRETED or not torch.cuda.is_available():
         parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_instructions.py needs no GPU")
-    from hf_bidir.modeling.fused_problem import FEW_ROWS
+    from hf_bidir.kernels.fused_problem import FEW_ROWS
 
     if min(options.lengths) <= FEW_ROWS:
         parser.error(f"expected lengths above {FEW_ROWS}, up to which another kernel is used; got {options.lengths}")
@@ -96,7 +96,7 @@ def timed(name: str, mode: str, head_dim: int, length: int) -> dict[Tiling, floa
 @contextmanager
 def only_tiling(name: str, tiling: Tiling) -> Iterator[None]:
     """One tiling for one kernel; the others keep theirs."""
-    from hf_bidir.modeling import fused_launch
+    from hf_bidir.kernels import fused_launch
 
     candidates = fused_launch.candidates
     fused_launch.candidates = lambda kernel, *given: (tiling,) if kernel == name else candidates(kernel, *given)

@@ -43,14 +43,14 @@ from hf_bidir.common.files import replacing
 
 FULL = {
     "device": "cuda", "dtype": "bfloat16", "heads": 12, "layers": 12, "width": 768, "repeats": 9, "warm_up": 3,
-    "tests": ("tests/modeling/test_fused_*.py", "tests/modeling/test_two_calls.py"),
+    "tests": ("tests/kernels/test_fused_*.py", "tests/modeling/test_two_calls.py"),
     "call": (64, 128), "calls": 50, "caches": ("cold", "warm"), "backend": "inductor",
     "bert": ((64, 128), (16, 512)), "vit": 64, "llama": (8, 512), "batches": (1, 8), "prompt": 128, "new": 64,
     "head_dims": (64, 128), "lengths": (1024, 4096), "tokens": 32768, "long": (4096, 16384), "memory_tokens": 16384,
 }  # fmt: skip
 SMOKE = FULL | {
     "device": "cpu", "heads": 1, "layers": 1, "width": 48, "repeats": 1, "warm_up": 0,
-    "tests": ("tests/modeling/test_fused_check.py",),
+    "tests": ("tests/kernels/test_fused_check.py",),
     "call": (1, 16), "calls": 1, "caches": ("cold",), "backend": "eager",
     "bert": ((2, 16),), "vit": 1, "llama": (1, 16), "batches": (1,), "prompt": 8, "new": 2,
     "head_dims": (16,), "lengths": (16,), "tokens": 16, "long": (16, 32), "memory_tokens": 16,

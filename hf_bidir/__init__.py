@@ -17,7 +17,7 @@ _HOMES = {
     "bidir_attention": "hf_bidir.modeling.attention",
     "bridged": "hf_bidir.checkpoints.bridge",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
-    "packed_attention": "hf_bidir.modeling.packed_attention",
+    "packed_attention": "hf_bidir.kernels.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",
     "signed": "hf_bidir.checkpoints.signing",
     "softmax": "hf_bidir.checkpoints.signing",

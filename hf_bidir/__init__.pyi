@@ -11,12 +11,12 @@ from hf_bidir.checkpoints.signing import softmax as softmax
 from hf_bidir.checkpoints.signing import unsigned as unsigned
 from hf_bidir.finetune.log_entries import AttentionLog as AttentionLog
 from hf_bidir.finetune.schedule import NegativeMassSchedule as NegativeMassSchedule
+from hf_bidir.kernels.packed_attention import packed_attention as packed_attention
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation
 from hf_bidir.modeling.activations import tanhmax as tanhmax
 from hf_bidir.modeling.attention import bidir_attention as bidir_attention
 from hf_bidir.modeling.configuration_bidir import BidirConfigMixin
 from hf_bidir.modeling.modeling_bidir import BidirMixin
-from hf_bidir.modeling.packed_attention import packed_attention as packed_attention
 from hf_bidir.recurrent.configuration_bidir_rnn import BidirRnnConfig as BidirRnnConfig
 from hf_bidir.recurrent.modeling_bidir_rnn import BidirRnnForSeq2SeqLM as BidirRnnForSeq2SeqLM
 from hf_bidir.recurrent.modeling_bidir_rnn import BidirRnnForSequenceClassification as BidirRnnForSequenceClassification

@@ -1,23 +1,24 @@
-"""Makes kernels/signed-attention loadable by the Hub's `kernels` library, from the files of hf_bidir/modeling.
+"""Makes kernels/signed-attention loadable by the Hub's `kernels` library, from hf_bidir/modeling and hf_bidir/kernels.
 
     python kernels/build.py        # then: kernels.get_local_kernel(Path("kernels/signed-attention"))
 
-Copies `attention.py`, `packed_attention.py` and the files that they import beside the kernel's own __init__.py, where
-`kernel-builder` expects sources, and into build/torch-cuda and build/torch-cpu with their metadata: Triton and torch
-code needs no compiler. The tilings of `fused_tilings.py` become tilings.json, which the kernel reads, so that those of
+Copies the files of SOURCES and those that they import beside the kernel's own __init__.py, where `kernel-builder`
+expects sources, and into build/torch-cuda and build/torch-cpu with their metadata: Triton and torch code needs no
+compiler. The two rooms become one flat folder, so imports between them are rewritten. The tilings of `fused_tilings.py`
+become tilings.json, which the kernel reads, so that those of
 another GPU can be added to the repository. Neither the copies nor build/ are in git.
 """
 
 import base64
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
 import hf_bidir
-from hf_bidir.common.files import with_imports
-from hf_bidir.modeling.fused_tilings import TILINGS
+from hf_bidir.kernels.fused_tilings import TILINGS
 
 try:
     import tomllib
@@ -25,7 +26,10 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-MODELING, KERNEL = ROOT / "hf_bidir/modeling", ROOT / "kernels/signed-attention"
+ROOMS = ROOT / "hf_bidir/modeling", ROOT / "hf_bidir/kernels"
+KERNEL = ROOT / "kernels/signed-attention"
+SOURCES = ("attention.py", "packed_attention.py", "fused_path.py")
+OF_ROOM = re.compile(r"from hf_bidir\.(?:modeling|kernels)\.(\w+) import")
 
 
 def main() -> None:
@@ -40,8 +44,8 @@ def build(kernel: Path) -> Path:
     sources = kernel / "torch-ext" / module
     for copied in set(sources.glob("*.py")) - {sources / "__init__.py"}:  # some may have another name since
         copied.unlink()
-    for name in with_imports(["attention.py", "packed_attention.py"], MODELING):
-        shutil.copyfile(MODELING / name, sources / name)
+    for name, text in flat_sources().items():
+        (sources / name).write_text(text, encoding="utf-8")
     (sources / "version.py").write_text(
         f'"""The version of hf_bidir that the kernel was made from."""\n\nVERSION = "{hf_bidir.__version__}"\n',
         encoding="utf-8",
@@ -55,6 +59,19 @@ def build(kernel: Path) -> Path:
             (kernel / "build").rename(Path(scratch, "replaced"))
         Path(scratch, "build").rename(kernel / "build")
     return kernel
+
+
+def flat_sources() -> dict[str, str]:
+    """The text of each file by name, with relative imports of the others."""
+    files = {path.name: path for room in ROOMS for path in room.glob("*.py")}
+    texts: dict[str, str] = {}
+    missing = list(SOURCES)
+    while missing:
+        name = missing.pop()
+        texts[name] = OF_ROOM.sub(r"from .\1 import", files[name].read_text(encoding="utf-8"))
+        imported = re.findall(r"^\s*from \.(\w+) import", texts[name], re.MULTILINE)
+        missing += [f"{module}.py" for module in imported if f"{module}.py" not in texts]
+    return texts
 
 
 def write_variant(sources: Path, folder: Path, settings: dict, backend: str) -> None:

@@ -20,7 +20,7 @@ os.environ.setdefault("NNSIGHT_CONFIG", str(TESTS / "fixtures/nnsight.yaml"))  #
 SLOW = (
     "hub/test_push.py",
     "benchmarks/test_gpu.py",
-    "modeling/test_fused_attention.py",
+    "kernels/test_fused_attention.py",
     "modeling/test_models.py",
     "training",
     "checkpoints/test_sentence_folder.py",
@@ -28,11 +28,11 @@ SLOW = (
     "deploy",
     "test_documentation.py",
     "explain/test_notebook.py",
-    "modeling/test_two_calls.py",
+    "kernels/test_backends.py",
     "benchmarks/test_tables.py",
     "test_package.py",
     "modeling/test_saved_models.py",
-    "modeling/test_fused_models.py",
+    "kernels/test_fused_models.py",
     "explain/test_wrapped_models.py",
     "modeling/test_compat.py",
     "checkpoints/test_convert.py",
@@ -40,8 +40,8 @@ SLOW = (
     "test_forks.py",
     "test_imports.py",
     "hub",
-    "modeling/test_fused_operator.py",
-    "modeling/test_fused_compiled.py",
+    "kernels/test_fused_operator.py",
+    "kernels/test_fused_compiled.py",
     "explain/test_sentence_encoder.py",
     "test_libraries.py",
 )
@@ -49,12 +49,12 @@ SLOW = (
 # Files with tests of the kernels, to be repeated on every GPU. Each compiles some ten kernels or more, in under two
 # minutes with several processes: `pytest -m gpu --numprocesses 8`.
 GPU = (
-    "modeling/test_fused_attention.py",
-    "modeling/test_fused_check.py",
-    "modeling/test_fused_models.py",
-    "modeling/test_fused_operator.py",
-    "modeling/test_fused_options.py",
-    "modeling/test_two_calls.py",
+    "kernels/test_fused_attention.py",
+    "kernels/test_fused_check.py",
+    "kernels/test_fused_models.py",
+    "kernels/test_fused_operator.py",
+    "kernels/test_fused_options.py",
+    "kernels/test_backends.py",
 )
 
 

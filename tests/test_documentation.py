@@ -27,7 +27,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 import hf_bidir
 from hf_bidir.cli import app, script
 from hf_bidir.cli.script import parse
-from hf_bidir.modeling.attention_call import HAS_TRITON
+from hf_bidir.kernels.fused_path import HAS_TRITON
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]
@@ -193,7 +193,7 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         sys.exit(0)
 
     if HAS_TRITON:  # imported before a benchmark turns Triton's interpreter off
-        importlib.import_module("hf_bidir.modeling.fused_launch")
+        importlib.import_module("hf_bidir.kernels.fused_launch")
     with monkeypatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # restored afterwards
         patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])

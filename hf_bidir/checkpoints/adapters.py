@@ -18,8 +18,8 @@ from transformers.utils import find_adapter_config_file
 from hf_bidir.checkpoints.kinds import KINDS, NO_HEAD
 from hf_bidir.common.extras import extra
 from hf_bidir.common.files import RECORD, read_json, sha256
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
-from hf_bidir.modeling.model_types import is_signed
 
 if TYPE_CHECKING:
     from peft import PeftModel

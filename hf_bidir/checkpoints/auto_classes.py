@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from hf_bidir.modeling.model_types import SIGNED, is_signed, stock_type
+from hf_bidir.common.model_types import SIGNED, is_signed, stock_type
 
 _MODELING = "hf_bidir.modeling.modeling_bidir"
 _WITHOUT_STOCK: dict[str, str] = {}  # modules of the signed classes that have no stock counterpart, by name
@@ -84,9 +84,16 @@ def _register_types(tables: str, module: ModuleType) -> None:
             table.update({SIGNED + kind: entry for kind, entry in table.items() if not is_signed(kind)})
 
 
+def _register_kernels(home: str, module: ModuleType) -> None:
+    """Add the faster paths of `hf_bidir.kernels` to the tables of a module of `hf_bidir.modeling`."""
+    import_module(f"hf_bidir.kernels.{home}").register(module)
+
+
 _REGISTER: dict[str, Callable[[ModuleType], None]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_heads,
+    "hf_bidir.modeling.attention": partial(_register_kernels, "fused_path"),
+    "hf_bidir.modeling.signed_layers": partial(_register_kernels, "backends"),
     "peft.utils": partial(_register_types, "TRANSFORMERS_MODELS_TO_"),  # modules that are adapted by default
 }
 

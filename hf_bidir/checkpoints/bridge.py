@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_bidir.common.extras import extra
-from hf_bidir.modeling.model_types import is_signed
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.modeling_bidir import BidirMixin, stock_base
 from hf_bidir.modeling.outside_attention import outside_class
 

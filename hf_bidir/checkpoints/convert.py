@@ -33,8 +33,8 @@ from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed, unsigned
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
 from hf_bidir.common.files import PREVIOUS, RECORD
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.configuration_bidir import is_softmax
-from hf_bidir.modeling.model_types import is_signed
 
 logger = logging.getLogger(__name__)
 

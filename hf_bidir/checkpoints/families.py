@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.modeling.model_types import stock_type
+from hf_bidir.common.model_types import stock_type
 
 SUMMARY = Path(__file__).with_name("families.json")
 KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hf_bidir.checkpoints.linear_maps import gradients_through
 from hf_bidir.checkpoints.module_hooks import evaluation_mode, hooked
+from hf_bidir.kernels.interventions import Interventions, graphs, intervening
 from hf_bidir.modeling.eager_attention import grouped_matmul
-from hf_bidir.modeling.interventions import Interventions, graphs
 from hf_bidir.modeling.signed_layers import signed_layers
 
 INTERPOLATE = "interpolate_pos_encoding"
@@ -140,14 +140,7 @@ def _intervening(
     check_attends(model)
     if not layers:
         raise ValueError(f"expected a signed model, got {type(model).__name__}; sign it with hf_bidir.signed(model).")
-    # the layer's own function, which may belong to a copy of the package's code that came with a checkpoint
-    own = getattr(layers[0], "intervening", None)
-    if own is None:
-        raise ValueError(
-            f"this {type(model).__name__} runs the code of an older hf_bidir that came with its checkpoint, which "
-            "cannot be observed; import hf_bidir before you load it."
-        )
-    return own(layers if some is None else some, interventions)
+    return intervening(model, layers if some is None else some, interventions)
 
 
 def attends(model: nn.Module) -> bool:

@@ -24,8 +24,8 @@ from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.kinds import check_vocabulary, few, vocabulary_of
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
+from hf_bidir.common.model_types import is_signed, stock_type
 from hf_bidir.modeling.configuration_bidir import stock_heads
-from hf_bidir.modeling.model_types import is_signed, stock_type
 
 if TYPE_CHECKING:
     from peft import PeftModel

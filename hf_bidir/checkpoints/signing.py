@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.compat import attn_implementation
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, bidir_config, config_of_class, is_softmax
-from hf_bidir.modeling.interventions import Interventions, intervening
 from hf_bidir.modeling.modeling_bidir import BidirMixin, sign, signed_class, stock_base, unsign
 from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
 
@@ -98,10 +98,11 @@ def softmax(model: PreTrainedModel) -> Iterator[None]:
     Raises:
         ValueError: the model is not signed.
     """
-    layers = signed_layers(unwrapped(model))
+    model = unwrapped(model)
+    layers = signed_layers(model)
     if not layers:
         raise ValueError(f"{type(model).__name__} is not signed; it computes softmax as it is.")
-    with intervening(layers, Interventions(softmax=True)):
+    with intervening(model, layers, Interventions(softmax=True)):
         yield
 
 

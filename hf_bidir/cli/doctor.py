@@ -86,8 +86,8 @@ def kernel_state() -> str:
     """Whether the Triton kernel can run here and matches the eager path."""
     import torch
 
-    from hf_bidir.modeling.attention_call import HAS_COMPILER, HAS_TRITON
-    from hf_bidir.modeling.fused_check import Kind, difference_from_eager
+    from hf_bidir.kernels.fused_check import Kind, difference_from_eager
+    from hf_bidir.kernels.fused_path import HAS_COMPILER, HAS_TRITON
 
     nvidia = torch.cuda.is_available() and torch.version.hip is None
     capable = nvidia and torch.cuda.get_device_properties(0).major >= 8
@@ -95,7 +95,7 @@ def kernel_state() -> str:
     missing = [name for name, present in (needed | {"a C compiler": HAS_COMPILER}).items() if not present]
     if missing:
         return f"not used: missing {', '.join(missing)}"
-    from hf_bidir.modeling.fused_attention import fused_attention
+    from hf_bidir.kernels.fused_attention import fused_attention
 
     found = difference_from_eager(fused_attention, Kind(torch.device("cuda"), torch.bfloat16, 64, 64))
     return f"not used: {without_paths(found)}" if found else "matches the eager path (bfloat16, head dimension 64)"

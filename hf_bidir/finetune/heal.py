@@ -41,6 +41,7 @@ from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, ScheduleArguments, option
 from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import ImageCollator
@@ -53,7 +54,6 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.schedule import NegativeMassSchedule
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.configuration_bidir import all_masses, is_softmax
-from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import signed_layers
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary,
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import (
     AdapterArguments,
     ModelArguments,
@@ -27,7 +28,6 @@ from hf_bidir.finetune.arguments import (
 from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers, is_softmax
-from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import PREVIOUS, RECORD, save_figure, sha256
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.image_files import folder_digest
 from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.modeling.model_types import is_signed
 
 if TYPE_CHECKING:
     from peft import PeftConfig

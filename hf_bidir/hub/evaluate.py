@@ -25,6 +25,7 @@ from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line, shared_names
 from hf_bidir.common.files import RECORD, read_json, write_json
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, LabelledDataArguments, TextDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
@@ -39,7 +40,6 @@ from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from hf_bidir.hub.card_numbers import MEAN, recalls_in, same_data
 from hf_bidir.hub.files import digests
 from hf_bidir.modeling.configuration_bidir import is_softmax
-from hf_bidir.modeling.model_types import is_signed
 
 EVALUATION = "evaluation.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models

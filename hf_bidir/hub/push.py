@@ -29,12 +29,12 @@ from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.hub.benchmarks import OURS
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import BENCHMARKS, CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import activations
-from hf_bidir.modeling.model_types import is_signed
 
 logger = logging.getLogger(__name__)
 

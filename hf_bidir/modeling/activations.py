@@ -5,7 +5,8 @@ Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` an
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 Mass = TypeVar("Mass", float, Tensor)
+
+# By attention layer, or its view of the config, an object of an installed room that changes its attention in calls of
+# this thread or task, but not in compiled graphs: `attend(proceed, call)` in signed_layers.py, `operators(layer, plan)`
+# in outside_attention.py, `weigh(activated, scores, keep)` in recurrent models.
+attention_changes: ContextVar[Mapping[Any, Any]] = ContextVar("attention_changes", default={})  # noqa: B039  only read
 
 
 def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_mass: float | Tensor = 1.0) -> Tensor:

@@ -1,8 +1,9 @@
 """Attention with any activation: query, key, value -> context, one function per implementation."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,17 @@ from .eager_attention import eager_attention, is_transformed
 
 logger = logging.get_logger(__name__)
 
-IMPLEMENTATIONS = ("auto", "eager", "chunked", "lift", "fused")
 LIFT_ROWS = 512  # queries per SDPA call if keys depend on the query's position; bounds the memory of the mask
+
+
+class Implementation(NamedTuple):
+    """A way of computing the context, and the calls that it computes."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionCall], Tensor]
+    terms: tuple[str, ...] = ()  # of bias, softcap and sinks
+    dropout: bool = True
+    softmax_heads: bool = False  # heads with λ = 0 beside others
+    preferred: Callable[..., bool] | None = None  # whether "auto" takes it for query, key, value, keep and call
 
 
 def bidir_attention(
@@ -57,8 +67,8 @@ def bidir_attention(
             "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, in O(length)
                         memory if one of its fused kernels supports the mask; refuses dropout, which would act on
                         the two halves separately, and loses digits where all scores are below 1e-3;
-            "fused"     one Triton kernel (`fused_attention.py`), O(length) memory: fp16, bf16 and fp32 on a GPU, head
-                        dimensions 16 to 256;
+            "fused"     one Triton kernel of the installed package (`hf_bidir/kernels/`), O(length) memory: fp16, bf16
+                        and fp32 on a GPU, head dimensions 16 to 256;
                         Balanced attention is computed as two softmax attentions by "lift" (torch's SDPA) or "fused",
                         without dropout;
             "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision if
@@ -73,7 +83,8 @@ def bidir_attention(
         ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, or an unsupported combination.
     """
     check_shapes(query, key, value, keep)
-    call = attention_call(query, key, activation, negative_mass, scaling, dropout, causal, window)
+    options = {"scaling": scaling, "dropout": dropout, "causal": causal, "window": window}
+    call = attention_call(query, key, activation, negative_mass, **options)
     if causal:
         _check_causal(query, key, keep, call)
     return attend(query, key, value, keep, call, implementation)
@@ -83,40 +94,30 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str = "auto"
 ) -> tuple[Tensor, Tensor | None]:
     """`bidir_attention` for inputs that are already checked; models call this."""
-    compiling, reason, given = torch.compiler.is_compiling(), None, implementation != "auto"
-    if not given:
-        implementation, why = choose_implementation(query, key, value, call, keep)
+    compiling, name, reason = torch.compiler.is_compiling(), implementation, None
+    if name == "auto":
+        name, why = choose_implementation(query, key, value, call, keep)
         expected = query.shape[2] == 1 or call.activation == "softmax"
-        reason = None if expected and not call.score_terms else why
-    if implementation != "eager" and (obstacle := _obstacle(query, key, value, call, implementation, compiling)):
-        implementation, reason = "eager", obstacle
-    if reason and not compiling:
-        _log_choice(implementation, reason)
-    if implementation == "eager":
+        reason = None if expected and not call.terms else why
+    if name != "eager" and (obstacle := _obstacle(query, key, value, call, name)):
+        name, reason = "eager", obstacle
+    if not compiling:
+        _log_choice(name, reason, query.device.type)
+    if name == "eager":
         return eager_attention(query, key, value, keep, call)
-    if given:
-        _check_implementation(implementation, call)
+    if implementation != "auto":
+        _check_implementation(name, call)
     if call.activation == "balanced":
-        return balanced_attention(query, key, value, keep, call, implementation), None
-    if implementation == "fused":
-        from .fused_attention import attend_fused
-
-        return attend_fused(query, key, value, keep, call, captured=compiling), None
-    if call.activation == "softmax":
-        return softmax_attention(query, key, value, keep, call), None
-    if implementation == "lift":
-        return lifted_attention(query, key, value, keep, call), None
-    return chunked_attention(query, key, value, keep, call), None
+        return balanced_attention(query, key, value, keep, call, name), None
+    return IMPLEMENTATIONS[name].attend(query, key, value, keep, call), None
 
 
-def _obstacle(
-    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, implementation: str, compiling: bool
-) -> str | None:
-    """The reason why only the eager path computes a call; None if `implementation` does."""
-    has_terms = call.bias is not None or call.softcap is not None
-    if call.sinks is not None or (has_terms and (implementation != "fused" or call.activation == "balanced")):
-        return f"only it computes {call.score_terms}"
-    if not compiling and is_transformed(query, key, value, call.negative_mass):
+def _obstacle(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, name: str) -> str | None:
+    """The reason why only the eager path computes a call; None if the implementation `name` does."""
+    computed = IMPLEMENTATIONS[name].terms if name in IMPLEMENTATIONS and call.activation != "balanced" else ()
+    if any(term not in computed for term in call.terms):
+        return f"only it computes {', '.join(call.terms)}"
+    if not torch.compiler.is_compiling() and is_transformed(query, key, value, call.negative_mass):
         return "only it supports torch.func and forward-mode derivatives"
     return None
 
@@ -147,6 +148,8 @@ def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     For a negative mass below 1, `+shift` and `-shift` are added to the scores of the two halves. With causality or a
     window, blocks of queries are computed with the keys in their reach only, except in an exported graph.
     """
+    if call.activation == "softmax":
+        return softmax_attention(query, key, value, keep, call)
     shift, contexts = call.shift(query), []
     if not call.banded or torch.compiler.is_exporting():  # a loop over blocks would fix the lengths of a graph
         mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
@@ -186,20 +189,17 @@ def choose_implementation(
     Under torch.compile on a CPU it is "eager", whose operations the compiler fuses; in an exported graph "lift".
     """
     device, activation, compiling = query.device.type, call.activation, torch.compiler.is_compiling()
-    has_terms = call.bias is not None or call.softcap is not None
-    if call.sinks is None and not has_terms:
+    if not call.terms:
         if activation == "softmax":
             return "lift", "softmax has no negative half: torch's SDPA itself"
         liftable = activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor)
         if liftable and query.shape[2] > 1 and compiling and torch.compiler.is_exporting():
             return "lift", "softmax is one operator of a graph, TanhMax is twenty"
-    if device == "cuda" and activation in ("tanhmax", "softmax") and call.sinks is None:
-        from .fused_check import fused_agrees
-
-        if fused_agrees(query, key, value, keep, call):
-            return "fused", f"{query.dtype} on {device}"
-    if has_terms or call.sinks is not None:
-        return "eager", f"only it computes {call.score_terms}"
+    for name, path in IMPLEMENTATIONS.items():
+        if path.preferred is not None and path.preferred(query, key, value, keep, call):
+            return name, f"{query.dtype} on {device}"
+    if call.terms:
+        return "eager", f"only it computes {', '.join(call.terms)}"
     if query.shape[2] == 1:
         return "eager", "one row of coefficients per head is small"
     if activation == "balanced" and call.dropout == 0:
@@ -216,28 +216,34 @@ def choose_implementation(
 
 
 @lru_cache
-def _log_choice(choice: str, reason: str) -> None:
-    """Log each choice once; as a warning if its memory is quadratic in the length."""
-    log = logger.warning if choice == "eager" else logger.info
-    log(f"signed attention uses the {choice} implementation ({reason})")
+def _log_choice(choice: str, reason: str | None, device: str) -> None:
+    """Log each choice with a reason once, as a warning if its memory is quadratic in the length; and once what the
+    installed package computes faster."""
+    if reason:
+        log = logger.warning if choice == "eager" else logger.info
+        log(f"signed attention uses the {choice} implementation ({reason})")
+    if device == "cuda" and "fused" not in IMPLEMENTATIONS:
+        logger.warning_once(f"signed attention: the Triton kernels for GPUs are faster; {INSTALL}.")
 
 
 def _check_implementation(implementation: str, call: AttentionCall) -> None:
     """Raise ValueError if `implementation` is unknown or cannot compute the call."""
+    if implementation == "fused" and "fused" not in IMPLEMENTATIONS:
+        raise ValueError(f'implementation="fused" is not part of the code of a checkpoint; {INSTALL}.')
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}."
-        )
+        known = ", ".join(("auto", "eager", *IMPLEMENTATIONS))
+        raise ValueError(f"implementation={implementation!r} is not known; choose one of: {known}.")
+    path = IMPLEMENTATIONS[implementation]
     if call.activation not in (*WITH_NEGATIVE_MASS, "softmax"):
         get_attn_activation(call.activation)
         raise ValueError(f'attn_activation="{call.activation}" has no {implementation} implementation; use "eager".')
-    in_halves = call.activation == "balanced" or (implementation == "lift" and call.activation == "tanhmax")
+    in_halves = call.activation == "balanced" or (call.activation == "tanhmax" and not path.dropout)
     if in_halves and call.dropout > 0:
         raise ValueError(
             f"implementation={implementation!r} cannot apply dropout={call.dropout} to {call.activation}: it would "
             'drop the positive and the negative half of a coefficient separately; use "eager", or dropout=0.'
         )
-    if call.activation == "tanhmax" and implementation != "fused" and _has_zero(call.negative_mass):
+    if call.activation == "tanhmax" and not path.softmax_heads and _has_zero(call.negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
             f'{torch.as_tensor(call.negative_mass).flatten().tolist()}; use "eager" or "fused" for softmax heads '
@@ -265,3 +271,16 @@ def _check_causal(query: Tensor, key: Tensor, keep: Tensor | None, call: Attenti
 
 def _has_zero(negative_mass: float | Tensor) -> bool:
     return isinstance(negative_mass, Tensor) and bool((negative_mass == 0).any())
+
+
+def _chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+    attention = softmax_attention if call.activation == "softmax" else chunked_attention
+    return attention(query, key, value, keep, call)
+
+
+INSTALL = "pip install hf-bidir, and import hf_bidir before you load the checkpoint"
+# by name; an installed room adds "fused"
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "chunked": Implementation(_chunked),
+    "lift": Implementation(lifted_attention, dropout=False),
+}

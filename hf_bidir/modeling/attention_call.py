@@ -1,11 +1,9 @@
 """The inputs and the options of one attention call: checks and conversions of shapes, masks of every kind, negative
 masses per head, and everything except query, key, value and keep-mask as one checked object."""
 
-import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from shutil import which
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -17,16 +15,9 @@ from .activations import WITH_NEGATIVE_MASS, checked_negative_mass, compute_dtyp
 Found = TypeVar("Found")
 NegativeMass = float | Sequence[float] | Tensor
 
-# Triton compiles its kernel launchers with the system's C compiler.
-HAS_TRITON = find_spec("triton") is not None
-HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
 _FOUND: Any = WeakTensorKeyDictionary()  # of masks: their version, and what was found
 # Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
 MASKED = -50.0
-HEAD_DIMS = (16, 256)  # smallest and largest head dimension of the fused kernels
-FEW_ROWS = 64  # queries of all heads that share keys, up to which a kernel for few queries computes them in one block
-# Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 MASK_ROWS = 256  # rows of a mask that are compared at a time
 
 
@@ -50,9 +41,9 @@ class AttentionCall:
         return self.causal or self.window is not None
 
     @property
-    def score_terms(self) -> str:
-        """The names of the terms that some paths do not compute, comma-separated."""
-        return ", ".join(name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None)
+    def terms(self) -> list[str]:
+        """The names of the terms that some implementations do not compute."""
+        return [name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None]
 
     def shift(self, query: Tensor) -> Tensor | None:
         """`score_shift` as `[heads, 1, 1]` in the dtype of the scores, finite also for a mass of 0; None if it is 0."""
@@ -105,35 +96,31 @@ class AttentionCall:
 
 
 def attention_call(
-    query: Tensor,
-    key: Tensor,
-    activation: str = "tanhmax",
-    negative_mass: NegativeMass = 1.0,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    window: int | None = None,
-    **terms: Any,
+    query: Tensor, key: Tensor, activation: str = "tanhmax", negative_mass: NegativeMass = 1.0, **options: Any
 ) -> AttentionCall:
-    """Check options as a user passes them (`terms`: bias, softcap, sinks) and fill in the defaults; a mass of 0 becomes
-    softmax. ValueError for a number out of range, or a window with unequal numbers of queries and keys."""
-    # inlined checks: most calls have a mass in range, no dropout and no window
-    if dropout and not 0 <= dropout < 1:
+    """Check options as a user passes them and fill in the defaults; a mass of 0 becomes softmax.
+
+    Args:
+        options: other fields of `AttentionCall`; a scaling of None is `head_dim ** -0.5`.
+
+    Raises:
+        ValueError: a number out of range, or a window with unequal numbers of queries and keys.
+    """
+    dropout, window = options.get("dropout", 0.0), options.get("window")
+    if not 0 <= dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
-    if window is not None:
-        check_window(window)
+    check_window(window)
     if window is not None and query.shape[2] != key.shape[2]:
         raise ValueError(
             f"window needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
             'of the keys to attend to; call a model with attn_scope="window" with use_cache=False.'
         )
-    mass = negative_mass if activation in WITH_NEGATIVE_MASS else 1.0
-    if type(mass) is not float or not 0 <= mass <= 1:
-        mass = per_head(mass, query)
+    mass = per_head(negative_mass, query) if activation in WITH_NEGATIVE_MASS else 1.0
     if isinstance(mass, float) and mass == 0:
         activation, mass = "softmax", 1.0
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return AttentionCall(activation, mass, scaling, dropout, causal, window, **terms)
+    if options.get("scaling") is None:
+        options["scaling"] = query.shape[-1] ** -0.5
+    return AttentionCall(activation, mass, **options)
 
 
 def check_window(window: int | None) -> None:
@@ -238,7 +225,19 @@ def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     _check_count(len(masses), heads)
     if len(set(masses)) == 1:
         return masses[0]
-    return torch.tensor(masses, dtype=torch.float32, device=query.device).view(-1, 1, 1)
+    tensor = _as_tensor if torch.compiler.is_compiling() else _known_tensor
+    return tensor(tuple(masses), query.device).view(-1, 1, 1)
+
+
+def _as_tensor(masses: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(masses, dtype=torch.float32, device=device)
+
+
+@lru_cache
+def _known_tensor(masses: tuple[float, ...], device: torch.device) -> Tensor:
+    """As above, once, because copying numbers to a GPU makes the CPU wait."""
+    with torch.inference_mode(False):
+        return _as_tensor(masses, device)
 
 
 def _check_count(count: int, heads: int) -> None:
@@ -275,14 +274,3 @@ def _check_keep(keep: Tensor, full: tuple[int, ...]) -> None:
         or not (given[0] in (1, full[0]) and given[1] in (1, full[1]) and given[2] in (1, full[2]))
     ):
         raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(given)}.")
-
-
-def fused_obstacle() -> str | None:
-    """The reason why this machine cannot run the Triton kernels; None if it can."""
-    if not HAS_TRITON:
-        return "Triton is not installed (pip install triton)"
-    if INTERPRETED:
-        return None
-    if not HAS_COMPILER:
-        return "Triton needs a C compiler (install gcc)"
-    return None if torch.cuda.is_available() else "torch sees no GPU"

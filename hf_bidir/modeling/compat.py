@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from transformers import PretrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .model_types import SIGNED
+SIGNED = "bidir_"  # before the model type of the stock model, in files and in tables
 
 
 def _private(name: str, *modules: str, default: Any = None) -> Any:
@@ -38,27 +37,11 @@ register_checkpoint_names: Callable = _private(
     "register_checkpoint_conversion_mapping", _NAMES, default=lambda *_, **__: None
 )
 
-# Masks as for SDPA, for backends of this package, and the mask function of plain padding. Since 5.0. Without them, the
-# backend "fused" gets no mask function, and transformers then passes it no mask: it is refused.
-sdpa_mask: Any = _private("sdpa_mask", "masking_utils")
-bidirectional_mask_function: Any = _private("bidirectional_mask_function", "masking_utils")
-
 # Where a config keeps the name of its attention implementation, and a module its function for gradient checkpointing.
 # Since 4.56. Without the first, its property is read, which is slower; without the second, a layer that gradient
 # checkpointing runs again does not see the changes of the forward pass.
 ATTN_IMPLEMENTATION = "_attn_implementation_internal"
 CHECKPOINT_FUNCTION = "_gradient_checkpointing_func"
-
-# transformers' flash and flex attention. Since 5.0. Without them, signed layers refuse these implementations.
-_FLASH, _FLEX = "modeling_flash_attention_utils", "integrations.flex_attention"
-flash_attention_forward: Any = _private("flash_attention_forward", "integrations.flash_attention")
-flash_with_kernels: Any = _private("_flash_attention_forward", _FLASH)
-lazy_import_flash_attention: Any = _private("lazy_import_flash_attention", _FLASH)
-is_packed_sequence: Any = _private("_is_packed_sequence", _FLASH)
-flex_attention_forward: Any = _private("flex_attention_forward", _FLEX)
-compiled_flex_attention: Any = _private("compile_friendly_flex_attention", _FLEX)
-HAS_FLASH = None not in (flash_attention_forward, flash_with_kernels, lazy_import_flash_attention, is_packed_sequence)
-HAS_FLEX = None not in (flex_attention_forward, compiled_flex_attention)
 
 # bypasses the `__getattribute__` of configs, which costs a Python call per field
 raw_attribute = object.__getattribute__
@@ -67,14 +50,6 @@ raw_attribute = object.__getattribute__
 def attn_implementation(config: PretrainedConfig) -> str | None:
     """The name of a config's attention implementation; None if none is chosen yet."""
     return raw_attribute(config, "__dict__").get(ATTN_IMPLEMENTATION) or getattr(config, "_attn_implementation", None)
-
-
-def is_kernel(name: str) -> bool:
-    """Whether `name` is flex attention, a flash attention of transformers, or one on the Hub that may not be loaded."""
-    if name in ALL_ATTENTION_FUNCTIONS:
-        function = ALL_ATTENTION_FUNCTIONS[name]
-        return (HAS_FLASH and function is flash_attention_forward) or (HAS_FLEX and function is flex_attention_forward)
-    return HAS_FLASH and "/" in name and "flash" in name
 
 
 def register_head(stock: str, signed: str) -> None:

@@ -8,8 +8,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from .activations import WITH_NEGATIVE_MASS, as_number, checked_negative_mass, did_you_mean, get_attn_activation
-from .compat import heads_by_auto_class
-from .model_types import SIGNED, is_signed, stock_type
+from .compat import SIGNED, heads_by_auto_class
 
 PREFIX = "Bidir"
 FORMAT = 1  # version of the fields below in config.json
@@ -203,6 +202,16 @@ def __getattr__(name: str) -> type[PretrainedConfig]:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return signed_config_class(stock_class(name, PretrainedConfig))
+
+
+def is_signed(model_type: str | None) -> bool:
+    """Whether a model type is one of signed models; `common/model_types.py` says the same without torch."""
+    return str(model_type).startswith(SIGNED)
+
+
+def stock_type(model_type: str) -> str:
+    """The model type of the stock model."""
+    return model_type.removeprefix(SIGNED)
 
 
 def check_bidir_config(config: PretrainedConfig) -> None:

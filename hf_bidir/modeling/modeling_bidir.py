@@ -8,45 +8,48 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
-from .attention_call import fused_obstacle
 from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names, register_head
 from .configuration_bidir import (
     PREFIX,
     all_masses,
     bidir_config,
     check_bidir_config,
+    check_layers,
     config_of_class,
     is_softmax,
     signed_config_class,
     stock_class,
     stock_heads,
 )
-from .interventions import recompute_alike
-from .signed_layers import PAGED, check_attn_implementation, layer_names, sign_layers, signed_layers, unsign_layers
+from .outside_attention import UNSIGNABLE, OutsideAttention, outside_class, outside_layers
+from .signed_layers import (
+    PAGED,
+    SignedConfig,
+    attention_layers,
+    check_attn_implementation,
+    heads_of,
+    recompute_alike,
+    refused_options,
+    requests,
+    selects_keys,
+    signed_layers,
+)
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
-    from .attention_layers import attention_layers  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .eager_attention import eager_attention  # noqa: F401
-    from .fused_attention import fused_attention  # noqa: F401
-    from .fused_blocks import triton  # noqa: F401
-    from .fused_check import fused_agrees  # noqa: F401
-    from .fused_kernels import forward_kernel  # noqa: F401
-    from .fused_launch import launch  # noqa: F401
-    from .fused_problem import Problem  # noqa: F401
-    from .fused_tilings import TILINGS  # noqa: F401
-    from .model_types import is_signed  # noqa: F401
-    from .outside_attention import outside_class  # noqa: F401
-    from .own_attention import own_attention  # noqa: F401
-    from .signed_attention import signed_attention  # noqa: F401
-    from .two_calls import kernel_attention  # noqa: F401
 
+logger = logging.get_logger(__name__)
 
+# what combines positions in place of attention, by parts of class names
+MIXERS = ("Attention", "Mixer", "FourierTransform", "Recurrent", "LSTMLayer", "FocalModulation", "S6")
 _Stock: Any = object  # type checkers accept what a mixin inherits from the class beside it
 
 
@@ -56,8 +59,6 @@ class BidirMixin(_Stock):
     Weights, initialisation and state-dict keys are the stock ones. A softmax checkpoint therefore loads completely, and
     with `attn_activation="softmax"` or `attn_negative_mass=0` the model equals the stock model.
     """
-
-    attends_between_tokens = True  # False: a single query attends to the whole input
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any):
@@ -73,22 +74,19 @@ class BidirMixin(_Stock):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
         layers, config = signed_layers(self), self.config  # type: ignore[has-type]
+        whole = layers[0].signed_view.count if layers else 0
         if isinstance(config.attn_negative_mass, list) and layers:
             # of the layers that are left; with their names, because a later transformers may list them in another order
             masses = [config.attn_negative_mass[layer.signed_index] for layer in layers]
             self.config = copy.copy(config)
             vars(self.config).update(attn_negative_mass=masses, attn_layers=layer_names(self, layers))
         try:
-            if len(layers) != (whole := getattr(layers[0], "signed_count", 0) if layers else 0):
+            if len(layers) != whole:
                 _check_loadable(self, len(layers), whole)
             with _named_like_its_base(type(self)):
                 return super().save_pretrained(*args, **kwargs)
         finally:
             self.config = config
-
-    def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
-        super()._set_gradient_checkpointing(*args, **kwargs)
-        recompute_alike(self)
 
     def extra_repr(self) -> str:
         """The attention activation and λ, for `repr(model)`."""
@@ -109,9 +107,7 @@ class BidirMixin(_Stock):
             return
         if attn_implementation and attn_implementation != PAGED:
             attn_implementation = attn_implementation.removeprefix("paged|")  # as transformers does
-        check_attn_implementation(attn_implementation, cls.attends_between_tokens, softmax)
-        if attn_implementation == "fused" and (obstacle := fused_obstacle()):
-            raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; use "sdpa".')
+        check_attn_implementation(attn_implementation, softmax)
 
 
 @contextmanager
@@ -168,6 +164,149 @@ def _refuse_to_save_part(*args: Any, **kwargs: Any) -> None:
         "fields of signed attention, so it would be loaded as softmax. Save the whole model; a part that has a Bidir… "
         "class can be loaded from there."
     )
+
+
+def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Make every attention layer of a model signed, as `config` says. A failure changes nothing.
+
+    With `attn_partial` in the config, only those that use the interface.
+
+    Raises:
+        ValueError: the model has no softmax attention, or some that cannot be signed; or a list of negative masses does
+            not match the layers.
+    """
+    inside, outside = attention_layers(model), outside_layers(model)
+    _check_signable(model, inside, outside, config.attn_partial)
+    chosen = {*inside, *(() if config.attn_partial else outside.values())}
+    layers = [module for module in model.modules() if module in chosen]
+    check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
+    config.attn_negative_mass = _masses_by_name(model, layers, config)
+    refused = {layer: refused_options(layer) for layer in inside}
+    for index, layer in enumerate(layers):
+        stock = getattr(layer, "config", model.config)
+        stock = config if stock is model.config else stock
+        view = SignedConfig(stock, config, index, len(layers), refused.get(layer, ()))
+        layer.signed_index, layer.signed_view = index, view
+        if layer in refused:
+            layer.config = view
+        else:
+            layer.__class__ = outside_class(type(layer))  # type: ignore[arg-type]
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.signed_hooks = (
+                part.register_forward_pre_hook(_before_forward, with_kwargs=True),
+                part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
+            )
+
+
+def unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Undo `sign_layers`; layers that had the config of the model get this one."""
+    for layer in signed_layers(model):
+        view = layer.signed_view
+        if isinstance(layer, OutsideAttention):
+            layer.__class__ = layer.stock_class
+        else:
+            layer.config = config if view.stock is view.bidir else view.stock
+        del layer.signed_index, layer.signed_view
+    for part in model.modules():
+        for hook in vars(part).pop("signed_hooks", ()):
+            hook.remove()
+
+
+def _check_signable(
+    model: PreTrainedModel, inside: list[nn.Module], outside: dict[str, nn.Module], partial: bool
+) -> None:
+    name, classes = type(model).__name__, {type(layer).__name__ for layer in outside.values()}
+    if not inside and (partial or not outside):
+        kept = f"; partial=True keeps softmax in {_listed(list(outside))}" if outside else ""
+        instead = "" if outside else _mixers(model)
+        raise ValueError(
+            f"{name} has no layer that computes softmax attention{instead}{kept}. "
+            "`hf-bidir families` lists the model types that can be signed."
+        )
+    if sparse := sorted({type(layer).__name__ for layer in inside if selects_keys(layer)}):
+        raise ValueError(
+            f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
+            "compute; use a model with dense attention."
+        )
+    reasons = {kind: why for kind in sorted(classes) for end, why in UNSIGNABLE.items() if kind.endswith(end)}
+    if reasons and not partial:
+        kind, why = next(iter(reasons.items()))
+        keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
+        raise ValueError(f"{name} has attention that cannot be signed: {kind} ({why}).{keep if inside else ''}")
+
+
+def _mixers(model: nn.Module) -> str:
+    """A clause about what a model without softmax attention combines positions with, by the names of its classes."""
+    classes = {type(module).__name__ for module in model.modules()}
+    mixing = sorted(name for name in classes if any(word in name for word in MIXERS))
+    innermost = [name for name in mixing if name.endswith(MIXERS)] or mixing
+    instead = ", ".join(innermost[:3]) or ("convolutions" if any("Conv" in name for name in classes) else "")
+    return f"; it has {instead} instead" if instead else ""
+
+
+def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:
+    """The names of layers, without the prefix that a model with a head adds."""
+    names, prefix = {module: name for name, module in model.named_modules()}, f"{model.base_model_prefix}."
+    return [names[layer].removeprefix(prefix) for layer in layers]
+
+
+def _masses_by_name(model: PreTrainedModel, layers: list[nn.Module], config: PretrainedConfig) -> Any:
+    """`attn_negative_mass` in the order of the layers, where a checkpoint names those of its list; ValueError if it
+    names others."""
+    masses, saved = config.attn_negative_mass, getattr(config, "attn_layers", None)
+    if not isinstance(masses, list) or not saved:
+        return masses
+    names = layer_names(model, layers)
+    if sorted(saved) != sorted(names):
+        other = next(name for name in saved if name not in names)
+        raise ValueError(
+            f"the checkpoint has an attn_negative_mass for the layer {other}, and {type(model).__name__} of this "
+            f"transformers has {_listed(names)}. If they are the same, take attn_layers out of config.json."
+        )
+    config.attn_layers = names
+    return [masses[saved.index(name)] for name in names]
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
+    """With `output_attentions`, every layer returns coefficients, by the eager path."""
+    requested = kwargs.get("output_attentions")
+    if not (getattr(model.config, "output_attentions", False) if requested is None else requested):
+        return
+    compiling = torch.compiler.is_compiling()
+    requests.set((*requests.get(), [model, False, (lambda: None) if compiling else recompute_alike(model)]))
+    if not compiling and attn_implementation(model.config) != "eager":
+        logger.warning_once(
+            "signed attention: a call with output_attentions=True uses the eager path, which returns coefficients."
+        )
+
+
+def _after_forward(model: PreTrainedModel, args: tuple, kwargs: dict, outputs: Any) -> None:
+    running = requests.get()
+    if not running or running[-1][0] is not model:  # `_before_forward` did not see a request, or did not run
+        return
+    _, returned, undo = running[-1]
+    undo()
+    requests.set(running[:-1])
+    returned = returned or outputs is None or torch.compiler.is_compiling()
+    if not returned and (compiled := _compiled_part(model)):
+        raise ValueError(
+            f"{compiled} of this {type(model).__name__} is compiled by itself, and returns no coefficients for "
+            'output_attentions=True; compile the whole model, or use attn_implementation="eager".'
+        )
+
+
+def _compiled_part(model: nn.Module) -> str | None:
+    """The name of a part that torch.compile runs by itself and that has signed layers."""
+    for name, part in model.named_modules():
+        compiled = hasattr(part, "_orig_mod") or vars(part).get("_compiled_call_impl") is not None
+        if compiled and part is not model and signed_layers(part):
+            return name
+    return None
 
 
 def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:

@@ -9,8 +9,8 @@ smallest number first, because models also mask with -100, which scores of real 
 the scores does not change a softmax, but does change a signed activation: that subtraction is left out.
 """
 
-import functools
 import inspect
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -21,10 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from .activations import WITH_NEGATIVE_MASS
 from .attention import attend
-from .attention_call import MASKED, attention_call, is_captured
-from .eager_attention import activated, grouped_matmul
-from .interventions import NONE, Interventions, running_call
-from .signed_attention import Plan, heads_of, plan_of
+from .attention_call import MASKED, AttentionCall, attention_call, is_captured
+from .eager_attention import activated
+from .signed_layers import Plan, attention_layers, code_of
 
 FLOOR = -1000.0  # scores of at most this drop their key; masks of -1e4 and of the smallest fp16 number stay below it
 MASKS = ("attention_mask", "attn_mask")  # parameters of the `forward` of layers
@@ -42,26 +41,66 @@ _multi_head_attention.__defaults__ = F.multi_head_attention_forward.__defaults__
 _multi_head_attention.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
 
 
+SOFTMAX_FUNCTIONS = {"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
+# Softmax in these classes, recognised by the end of their name, gives no coefficients of keys, and stays.
+NO_ATTENTION = ("AttentionMap", "AssignAttention", "AttentiveStatisticsPooling", "GatedAttention", "AttentionGRUCell",
+                "LinearSelfAttention", "AdditiveAttention")  # fmt: skip
+# Attention that cannot be signed although it computes a softmax, by the end of its class name, with the reason.
+UNSIGNABLE = {
+    "NystromformerSelfAttention": "its coefficients are a product of three softmax matrices",
+    "MptAttention": "its position biases count from the end of the text, so that signs would depend on its length",
+    "BlockSparseAttention": 'the model replaces it for short texts; load it with attention_type="original_full"',
+}
+
+
+def outside_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that compute attention by themselves, by name, in the order of `model.modules()`."""
+    inside = set(attention_layers(model))
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if module not in inside and _attends(type(module))  # type: ignore[arg-type]
+    }
+
+
+def attention_outside(model: nn.Module) -> list[str]:
+    """The names of the layers that compute attention by themselves, and are not signed."""
+    return [name for name, module in outside_layers(model).items() if not hasattr(module, "signed_index")]
+
+
+@cache
+def _attends(module_class: type[nn.Module]) -> bool:
+    """Whether the code of a module names a softmax, and its class attention."""
+    name = module_class.__name__
+    if issubclass(module_class, nn.MultiheadAttention):
+        return True
+    if "Att" not in name or name.endswith(NO_ATTENTION):
+        return False
+    classes = (base for base in module_class.__mro__ if issubclass(base, nn.Module) and base is not nn.Module)
+    methods = (method for base in classes for method in vars(base).values() if callable(method))
+    return any(SOFTMAX_FUNCTIONS & set(code_of(method).co_names) for method in methods)
+
+
 class OutsideAttention(nn.Module):
     """What signing adds to the class of a layer outside the interface; see `outside_class`."""
 
-    signed_index: int
     stock_class: type[nn.Module]
+    signed_view: Any
     mask_found = False  # whether a call has had a mask that reached the scores
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        compiling = torch.compiler.is_compiling()
-        plan, (changes, _) = plan_of(self, compiling), running_call(self, compiling)
-        if changes.softmax:
-            plan, changes = plan.to_softmax(), changes.to_softmax()
-        if plan.softmax and changes is NONE:
+        plan, change = self.signed_view.plan(), self.signed_view.change()
+        if change is not None:
+            plan, operators = change.operators(self, plan)
+        else:
+            operators = None if plan.softmax else SignedOperators(self, plan)
+        if operators is None:
             return super().forward(*args, **kwargs)
         if plan.window is not None:
             raise ValueError(
                 f"{type(self).__name__} computes its own attention, which takes no attn_window; set attn_window=None "
                 'and attn_scope="global".'
             )
-        operators = SignedOperators(self, plan, changes)
         with operators:
             outputs = super().forward(*args, **kwargs)
         if operators.multiplied and not operators.found:
@@ -69,7 +108,7 @@ class OutsideAttention(nn.Module):
                 f"{type(self).__name__} computed no softmax over keys that signed attention could replace; set its "
                 "negative mass to 0, or sign the model with partial=True."
             )
-        if not (compiling or self.mask_found or operators.keep is None or is_captured(operators.keep)):
+        if not (self.mask_found or operators.keep is None or is_captured(operators.keep)):
             self.check_mask(operators.keep, args, kwargs)
         return outputs
 
@@ -90,12 +129,12 @@ class OutsideAttention(nn.Module):
         return _restored, (self.stock_class,), self.__getstate__()
 
 
-@functools.cache
+@cache
 def _signature(stock: type[nn.Module]) -> inspect.Signature:
     return inspect.signature(stock.forward)
 
 
-@functools.cache
+@cache
 def outside_class(stock: type[nn.Module]) -> type[nn.Module]:
     """The class of a layer, of the same name, whose softmax is signed."""
     names = {name: getattr(stock, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -111,15 +150,12 @@ def _restored(stock: type[nn.Module]) -> nn.Module:
 class SignedOperators(TorchFunctionMode):
     """Replaces the attention operators of one call of a layer, as its plan says."""
 
-    def __init__(self, layer: OutsideAttention, plan: Plan, changes: Interventions):
+    def __init__(self, layer: OutsideAttention, plan: Plan):
         super().__init__()
-        self.layer, self.plan, self.changes = layer, plan, changes
+        self.layer, self.plan = layer, plan
         self.multiplied = self.found = False  # whether there was a product of tensors, and a softmax over keys
         self.maximum: Tensor | None = None  # the last maximum of a tensor
         self.keep: Tensor | None = None  # which of the last scores were not masked
-        # of the products before the softmax: number of entries, equation of einsum, second factor
-        self.products: list[tuple[int, str, Tensor]] = []
-        self.coefficients: Tensor | None = None  # until they are multiplied by values
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -142,8 +178,6 @@ class SignedOperators(TorchFunctionMode):
         elif function is Tensor.detach and args[0] is self.maximum:
             self.maximum = result
         self.multiplied = self.multiplied or function in PRODUCT
-        if self.changes.observe:
-            self.follow(function, args, kwargs, result)
         return result
 
     def softmax(
@@ -153,19 +187,15 @@ class SignedOperators(TorchFunctionMode):
         dtype = next((x for x in more if isinstance(x, torch.dtype)), dtype)  # third argument of torch.softmax
         if dim not in (-1, input.dim() - 1):
             return function(input, dim, dtype=dtype)
-        if self.changes.project:
-            raise self.unavailable("a method that changes its queries, keys or values", input)
         self.found = True
         scores = input if dtype is None else input.to(dtype)
-        keep = self.keep = None if self.plan.softmax else ~(scores <= FLOOR)
-        if self.changes.keep is not None:
-            keep = self.changes.kept(keep)
+        self.keep = None if self.plan.softmax else ~(scores <= FLOOR)
+        return self.coefficients(scores, self.keep)
+
+    def coefficients(self, scores: Tensor, keep: Tensor | None) -> Tensor:
+        """The coefficients for scores."""
         activation = "softmax" if self.plan.softmax else self.plan.activation
-        coefficients = activated(scores, keep, activation, self.mass(scores))
-        if self.changes.edit:
-            coefficients = self.changes.edit(self.by_head(coefficients)).reshape(coefficients.shape)
-        self.coefficients = coefficients
-        return coefficients
+        return activated(scores, keep, activation, self.mass(scores))
 
     def mass(self, scores: Tensor) -> float | Tensor:
         """The negative mass, broadcastable to the scores: `[batch, heads, ...]`, `[batch * heads, queries, keys]`, or
@@ -197,8 +227,6 @@ class SignedOperators(TorchFunctionMode):
         if query.dim() != 4:
             raise self.unavailable("torch's attention", query)
         self.found = True
-        if self.changes.project:
-            query, key, value = self.changes.project(query, key, value)
         keep, bias = attn_mask, None
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = lowered(attn_mask)
@@ -206,50 +234,12 @@ class SignedOperators(TorchFunctionMode):
             bias = attn_mask.masked_fill(~keep, 0)
         while keep is not None and keep.dim() < 4:
             keep = keep.unsqueeze(0)
-        keep = self.changes.kept(keep)
-        call = attention_call(
-            query, key, self.plan.activation, self.plan.negative_mass, scale, dropout_p, is_causal, bias=bias
-        )
-        context, coefficients = attend(query, key, value, keep, call, "eager" if self.changes.edit else "auto")
-        if self.changes.edit and coefficients is not None:
-            context = grouped_matmul(self.changes.edit(coefficients), value)
-        if self.changes.observe:
-            self.changes.observe(self.layer, key, value, context.transpose(1, 2))
-        return context
+        options = {"scaling": scale, "dropout": dropout_p, "causal": is_causal, "bias": bias}
+        call = attention_call(query, key, self.plan.activation, self.plan.negative_mass, **options)
+        return self.context(query, key, value, keep, call)
 
-    def follow(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        """Observe the layer when coefficients are multiplied by values; the first product before was that with keys."""
-        if function not in PRODUCT:
-            same = args and args[0] is self.coefficients and isinstance(result, Tensor)
-            if same and result.numel() == args[0].numel():  # after dropout, or in another layout
-                self.coefficients = result
-            return
-        equation = args[0] if function is torch.einsum else ""
-        operands: Any = (*args, *kwargs.values())[1 if equation or function in ADDING else 0 :]
-        operands = operands[0] if isinstance(operands[0], tuple | list) else operands
-        if equation and len(operands) != 2:
-            return
-        if self.coefficients is None:
-            self.products.append((result.numel(), equation, operands[1]))
-        elif operands[0] is self.coefficients:
-            found: Any = (x for count, *x in self.products if count == self.coefficients.numel())
-            of_keys, key = next(found, ("", None))
-            if key is None:
-                raise self.unavailable("an explanation that needs its keys", self.coefficients)
-            key = self.by_head(_in_order(of_keys, key, "key"))
-            value = self.by_head(_in_order(equation, operands[1], "value"))
-            context = self.by_head(_in_order(equation, result, "context"))
-            self.changes.observe(self.layer, key, value, context.transpose(1, 2))  # type: ignore[misc]
-            self.coefficients, self.products = None, []
-
-    def by_head(self, x: Tensor) -> Tensor:
-        """`[batch * heads, ...]` as `[batch, heads, ...]`."""
-        heads = heads_of(self.layer)
-        if x.dim() == 3 and heads and x.shape[0] % heads == 0:
-            x = x.unflatten(0, (-1, heads))
-        if x.dim() != 4 or (heads and x.shape[1] != heads):
-            raise self.unavailable("this explanation", x)
-        return x
+    def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+        return attend(query, key, value, keep, call)[0]
 
     def unavailable(self, what: str, x: Tensor) -> ValueError:
         return ValueError(
@@ -270,20 +260,3 @@ def lowered(term: Any, scores: Any = None) -> Any:
     dropped = term <= MASKED
     is_mask = ((term == 0) | dropped).all() & ~dropped.all()  # a tensor: the CPU does not wait for a GPU
     return term.masked_fill(dropped & is_mask, torch.finfo(term.dtype).min)
-
-
-def _in_order(equation: str, x: Tensor, role: str) -> Tensor:
-    """The key or value as `[..., heads, keys, head_dim]`, or the context as `[..., heads, queries, head_dim]`.
-
-    Args:
-        equation: of `torch.einsum` of query and key, or of coefficients and value; empty for another product.
-        x: the second factor or, for the context, the product.
-    """
-    if not equation:
-        return x.mT if role == "key" else x
-    inputs, output = equation.replace(" ", "").split("->")
-    first, second = inputs.split(",")
-    both = first if role != "key" else output  # of scores or coefficients: batch, heads, queries, keys
-    labels = output if role == "context" else second
-    features = [label for label in labels if label not in both]
-    return x.permute([labels.index(label) for label in [c for c in both if c in labels] + features])

@@ -1,211 +1,326 @@
-"""Signing in place: turns any layer that uses transformers' attention interface into a signed one.
+"""Layers that use transformers' attention interface, signed.
 
-A layer looks up its attention function in `ALL_ATTENTION_FUNCTIONS` by the name in its config. Signing a layer replaces
-its `config` by a view with the name of our function; everything outside the layer still sees the stock config.
+Such a layer looks up its attention function in `ALL_ATTENTION_FUNCTIONS` by the name in its config. A signed one has a
+view of its config in which that name is the one of `signed_attention`; everything outside the layer sees the stock
+config.
 """
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextvars import ContextVar, copy_context
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import AttentionInterface, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .attention_layers import UNSIGNABLE, attention_layers, keywords, mixers, outside_layers, own_eager
-from .compat import (
-    ATTN_IMPLEMENTATION,
-    attn_implementation,
-    bidirectional_mask_function,
-    is_kernel,
-    raw_attribute,
-    sdpa_mask,
-)
-from .configuration_bidir import check_layers
-from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
-from .outside_attention import OutsideAttention, outside_class
-from .own_attention import is_own_function
-from .signed_attention import (
-    BACKENDS,
-    PAGED,
-    REGISTERED,
-    SPARSE,
-    SUPPORTED,
-    UNSUPPORTED,
-    heads_of,
-    signed_attention,
-)
+from .activations import WITH_NEGATIVE_MASS, attention_changes
+from .attention import INSTALL, attend
+from .attention_call import attention_call, check_shapes, is_sliding_window, keep_and_bias, same_batch
+from .compat import ATTN_IMPLEMENTATION, CHECKPOINT_FUNCTION, attn_implementation, raw_attribute
+from .configuration_bidir import layer_negative_mass
 
 logger = logging.get_logger(__name__)
 
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
+PAGED = "paged|eager"  # the eager path of transformers' continuous batching
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
+SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
+# Arguments of attention functions: those that signed attention computes; and those that it refuses, which select keys
+# by index, describe packed examples, or are a paged cache that the function updates (transformers 5.0).
+COMPUTED = {"scaling", "dropout", "is_causal", "position_bias", "softcap", "s_aux", "sliding_window"}
+STATES = {"module", "query", "key", "value", "attention_mask"}
+SPARSE = frozenset({"block_indices", "indices"})
+PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})
+UNSUPPORTED = SPARSE | PACKED | {"cache"}
+
+
+class Plan(NamedTuple):
+    """What a signed layer computes, as its config says."""
+
+    activation: str
+    negative_mass: float | list[float]  # of the layer, or one per head
+    window: int | None
+    backend: str  # the attn_implementation
+    softmax: bool  # whether the function of the stock model may compute it
+
+    def to_softmax(self) -> "Plan":
+        return self._replace(activation="softmax", negative_mass=0.0, softmax=self.window is None)
+
+
+class LayerCall(NamedTuple):
+    """A call of a signed layer: what its attention function gets, and what is to be computed."""
+
+    layer: nn.Module
+    plan: Plan
+    query: Tensor  # [batch, heads, queries, head_dim]
+    key: Tensor  # [batch, key heads, keys, head_dim]
+    value: Tensor
+    mask: Any
+    options: dict[str, Any]
+    coefficients: bool = False  # whether they are needed
+    keep: Tensor | None = None  # boolean, broadcastable to the scores: further keys to drop
 
 
 class SignedConfig:
-    """A layer's view of its stock config, with another name of the attention function; `bidir` is the config of the
-    whole model, `refused` are arguments of the attention function that signed attention does not support."""
+    """A layer's view of its stock config, with another name of the attention function.
 
-    def __init__(self, stock: Any, bidir: PretrainedConfig, refused: Iterable[str] = UNSUPPORTED):
-        self.__dict__.update(stock=stock, bidir=bidir, refused=tuple(refused))
+    `bidir` is the config of the whole model, `index` the place of the layer among its `count` signed layers, `refused`
+    are arguments of the attention function that signed attention does not support.
+    """
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the plan, whose tensors are on a device that may not exist where it is read."""
-        return {name: value for name, value in self.__dict__.items() if name != "plan"}
+    changes: ClassVar = attention_changes
+    FIELDS: ClassVar = ("stock", "bidir", "index", "count", "refused")
+
+    def __init__(self, stock: Any, bidir: PretrainedConfig, index: int, count: int, refused: Iterable[str] = ()):
+        self.__dict__.update(stock=stock, bidir=bidir, index=index, count=count, refused=tuple(refused))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("stock", "bidir", "refused"):  # not yet set while the object is copied or unpickled
+        if name in self.FIELDS:  # not yet set while the object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.stock, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.stock, name, value)
 
+    def plan(self) -> Plan:
+        """What the layer computes, as its config says now."""
+        fields = raw_attribute(self.bidir, "__dict__")
+        activation, mass, window = fields["attn_activation"], fields["attn_negative_mass"], fields["attn_window"]
+        if isinstance(mass, list | tuple):
+            mass = layer_negative_mass(self.bidir, self.index, self.count)
+        any_mass = any(mass) if isinstance(mass, list | tuple) else mass != 0
+        softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any_mass)
+        backend = attn_implementation(self.stock) or "sdpa"
+        return Plan(activation, mass, window, backend, softmax and window is None)
+
+    def change(self) -> Any:
+        """What changes the layer in the running call; None if nothing does."""
+        return None if torch.compiler.is_compiling() else self.changes.get().get(self)
+
     @property
     def _attn_implementation(self) -> str:
-        name = raw_attribute(self.stock, "__dict__").get(ATTN_IMPLEMENTATION)
-        return _SIGNED_NAMES.get(name) or _signed_name(attn_implementation(self.stock))
+        name = raw_attribute(self.stock, "__dict__").get(ATTN_IMPLEMENTATION) or attn_implementation(self.stock)
+        if name is None or name in BUILT_IN:
+            return SIGNED + (name or "sdpa")
+        if name != "fused" and self.plan().softmax and self.change() is None:
+            return name  # a kernel or a function of the user, which the layer calls as the stock model does
+        check_attn_implementation(name)
+        if SIGNED + name not in ALL_ATTENTION_FUNCTIONS:
+            AttentionInterface.register(SIGNED + name, signed_attention)
+        return SIGNED + name
 
 
-_SIGNED_NAMES = {name: SIGNED + name for name in (*BACKENDS, PAGED)}
+def signed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Signed attention with the signature of transformers' `AttentionInterface`.
+
+    A softmax layer calls the function that the stock model would call, and so equals it to the bit.
+
+    Args:
+        module: a signed layer.
+        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and their batch or
+            the query's may be 1.
+        attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
+        options: `COMPUTED`, as in `_attend`; others are refused if the layer's own function uses them, else ignored.
+
+    Returns:
+        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` if the
+        call asks for them or the backend is "eager", else None.
+    """
+    view, running = module.signed_view, requests.get()
+    call = LayerCall(module, view.plan(), query, key, value, attention_mask, options, bool(running))
+    change = view.change()
+    context, coefficients = attend_in_layer(call) if change is None else change.attend(attend_in_layer, call)
+    if coefficients is not None and running and not torch.compiler.is_compiling():
+        for request in running:
+            request[1] = True
+    return context, coefficients
 
 
-def _signed_name(name: str | None) -> str:
-    """The name of the signed function in place of the stock function `name`."""
-    check_attn_implementation(name, softmax=True)  # the plan of the layer knows λ
-    signed_name = SIGNED + (name or "sdpa")
-    if name not in REGISTERED and signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
-        AttentionInterface.register(signed_name, signed_attention)
-    return signed_name
+def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
+    """Context and coefficients as in `signed_attention`, by the stock function or by the layer's backend."""
+    layer, plan, options = call.layer, call.plan, call.options
+    if plan.softmax and (stock := _stock_function(call)):
+        return stock(layer, call.query, call.key, call.value, call.mask, **options)
+    for name in layer.signed_view.refused:  # torch 2.8 compiles no set of strings
+        if options.get(name) is not None:
+            _refuse(call, name)
+    heads = call.query.shape[1]
+    if isinstance(plan.negative_mass, list) and len(plan.negative_mass) != heads:
+        call = call._replace(plan=plan._replace(negative_mass=_held(layer, plan.negative_mass, heads)))
+    if call.query.shape[0] != call.key.shape[0]:
+        query, key, value = same_batch(call.query, call.key, call.value)
+        call = call._replace(query=query, key=key, value=value)
+    return backend_of(plan.backend).attend(call)
 
 
-def check_attn_implementation(name: str | None, between_tokens: bool = True, softmax: bool = False) -> None:
-    """Raise ValueError unless `name` is a backend with signed attention, or None (not chosen yet); kernels support no
-    model with its own scores (`between_tokens=False`), and functions of users only `λ = 0` (`softmax`)."""
-    if softmax and between_tokens and is_own_function(name):
+def _stock_function(call: LayerCall) -> Callable | None:
+    """The function of the stock model for a softmax layer; None if it does not give what the call needs."""
+    backend = call.plan.backend
+    if backend == "eager":
+        return stock_eager(type(call.layer))  # type: ignore[arg-type]
+    if backend == PAGED:
+        return ALL_ATTENTION_FUNCTIONS[PAGED]
+    lacking = call.coefficients or any(call.options.get(name) is not None for name in SDPA_LACKS)
+    return SDPA if backend == "sdpa" and not lacking else None
+
+
+def _refuse(call: LayerCall, name: str) -> None:
+    """Raise ValueError for an argument that would change the result and is not supported."""
+    # continuous batching, which alone writes by index, keeps examples apart in its masks
+    if name in PACKED and ("write_index" in call.options or backend_of(call.plan.backend).packed):
         return
-    known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
-    if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
-        choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
-        choices += ", flash_attention_2, 3 or 4, or flex_attention" if between_tokens else ""
-        # begins like transformers' own message
-        prefix = f'Specified `attn_implementation="{name}"` is not supported'
-        raise ValueError(f"{prefix}: it does not compute signed attention; choose {choices}.")
+    raise ValueError(
+        f"{type(call.layer).__name__} passes {name} to its attention function, which signed attention does not "
+        "support; omit the argument if it comes from your call, or use the softmax model."
+    )
 
 
-def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Make every attention layer of a model signed, as `config` says. A failure changes nothing.
+def _held(layer: nn.Module, masses: list[float], heads: int) -> list[float]:
+    """The masses of the heads of this process, one of those among which tensor parallelism divides the weights."""
+    for weight in layer.parameters():
+        for axis, placement in enumerate(getattr(weight, "placements", ())):  # of a DTensor
+            if placement.is_shard() and weight.device_mesh.size(axis) * heads == len(masses):
+                rank = weight.device_mesh.get_local_rank(axis)
+                return masses[rank * heads : (rank + 1) * heads]
+    return masses  # an error says that they do not fit
 
-    With `attn_partial` in the config, only those that use the interface.
 
-    Raises:
-        ValueError: the model has no softmax attention, or some that cannot be signed; or a list of negative masses does
-            not match the layers.
+def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | None]:
+    """The attention of a layer by an implementation of `bidir_attention`, or where coefficients are needed by "eager".
+
+    Options of the call: `scaling` of the scores, by default `head_dim ** -0.5`; `dropout`; `is_causal`, which without a
+    mask keeps the keys `j <= i` of query `i`, by default as the layer says; `position_bias`, added to the scores, which
+    may contain a mask; `softcap`: scores become `softcap * tanh(scores / softcap)`; `s_aux` `[heads]`, the score of an
+    extra key without a value.
     """
-    inside, outside = attention_layers(model), outside_layers(model)
-    _check_signable(model, inside, outside, config.attn_partial)
-    chosen = {*inside, *(() if config.attn_partial else outside.values())}
-    layers = [module for module in model.modules() if module in chosen]
-    check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
-    config.attn_negative_mass = _masses_by_name(model, layers, config)
-    views = []
-    for layer in layers:
-        own = getattr(layer, "config", model.config)
-        stock = config if own is model.config else own
-        views.append(SignedConfig(stock, config, _unsupported_arguments(layer) if layer in inside else ()))
-    for index, (layer, view) in enumerate(zip(layers, views, strict=True)):
-        layer.signed_index, layer.signed_count, layer.intervening = index, len(layers), intervening
-        layer.signed_view = view
-        if layer in inside:
-            layer.config = view
-        else:
-            layer.__class__ = outside_class(type(layer))  # type: ignore[arg-type]
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            part.signed_hooks = (
-                part.register_forward_pre_hook(_before_forward, with_kwargs=True),
-                part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
-            )
-    recompute_alike(model)
+    layer, plan, options, query = call.layer, call.plan, call.options, call.query
+    eager, keep, bias = implementation == "eager", call.mask, None
+    position_bias, sliding = options.get("position_bias"), options.get("sliding_window")
+    if position_bias is not None or (keep is not None and keep.dtype != torch.bool):
+        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager)
+    causal, window = call.mask is None and not eager and is_causal(call), plan.window
+    skips = not eager and plan.activation == "tanhmax" and plan.negative_mass != 0
+    if sliding and skips and window is None and is_sliding_window(keep, sliding):
+        keep, causal, window = None, True, sliding - 1  # the keys outside the window are then skipped
+    check_shapes(query, call.key, call.value, keep)
+    attention = attention_call(
+        query,
+        call.key,
+        plan.activation,
+        plan.negative_mass,
+        scaling=options.get("scaling"),
+        dropout=options.get("dropout") or 0.0 if layer.training else 0.0,
+        causal=causal,
+        window=window,
+        bias=bias,
+        softcap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    if call.keep is not None:
+        keep = call.keep if keep is None else keep & call.keep
+    name = "eager" if call.coefficients else implementation
+    context, coefficients = attend(query, call.key, call.value, keep, attention, name)
+    # coefficients that the call does not ask for break reentrant gradient checkpointing
+    return context.transpose(1, 2).contiguous(), coefficients if eager or call.coefficients else None
 
 
-def unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Undo `sign_layers`; layers that had the config of the model get this one."""
-    for layer in signed_layers(model):
-        view = layer.signed_view
-        if isinstance(layer, OutsideAttention):
-            layer.__class__ = layer.stock_class
-        else:
-            layer.config = config if view.stock is view.bidir else view.stock
-        for name in ("signed_index", "signed_count", "intervening", "signed_view"):
-            delattr(layer, name)
-    for part in model.modules():
-        for hook in vars(part).pop("signed_hooks", ()):
-            hook.remove()
+def is_causal(call: LayerCall) -> bool:
+    """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
+    given = call.options.get("is_causal")
+    return call.query.shape[2] > 1 and (getattr(call.layer, "is_causal", True) if given is None else given)
 
 
-def _check_signable(
-    model: PreTrainedModel, inside: list[nn.Module], outside: dict[str, nn.Module], partial: bool
-) -> None:
-    name, classes = type(model).__name__, {type(layer).__name__ for layer in outside.values()}
-    if not inside and (partial or not outside):
-        kept = f"; partial=True keeps softmax in {_listed(list(outside))}" if outside else ""
-        instead = f"; it has {found} instead" if not outside and (found := mixers(model)) else ""
-        raise ValueError(
-            f"{name} has no layer that computes softmax attention{instead}{kept}. "
-            "`hf-bidir families` lists the model types that can be signed."
-        )
-    if sparse := sorted({type(m).__name__ for m in inside if SPARSE & keywords(type(m))}):  # type: ignore[arg-type]
-        raise ValueError(
-            f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
-            "compute; use a model with dense attention."
-        )
-    reasons = {kind: why for kind in sorted(classes) for end, why in UNSIGNABLE.items() if kind.endswith(end)}
-    if reasons and not partial:
-        kind, why = next(iter(reasons.items()))
-        keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
-        raise ValueError(f"{name} has attention that cannot be signed: {kind} ({why}).{keep if inside else ''}")
+class Backend(NamedTuple):
+    """How signed layers with some attn_implementation attend."""
+
+    attend: Callable[[LayerCall], tuple[Tensor, Tensor | None]]
+    packed: bool = False  # whether it keeps packed examples apart
+    obstacle: Callable[[], str | None] = lambda: None  # the reason why it cannot run on this machine
 
 
-def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:
-    """The names of layers, without the prefix that a model with a head adds."""
-    names, prefix = {module: name for name, module in model.named_modules()}, f"{model.base_model_prefix}."
-    return [names[layer].removeprefix(prefix) for layer in layers]
+BUILT_IN = {"sdpa": "auto", "eager": "eager", PAGED: "eager"}  # and the implementations of `bidir_attention`
+BACKENDS = {name: Backend(partial(attend_by, implementation)) for name, implementation in BUILT_IN.items()}
+# of an installed room: functions that return the backend of an attn_implementation, or None
+OTHER_BACKENDS: list[Callable[[str], Backend | None]] = []
+for _name in BUILT_IN:
+    AttentionInterface.register(SIGNED + _name, signed_attention)
 
 
-def _masses_by_name(model: PreTrainedModel, layers: list[nn.Module], config: PretrainedConfig) -> Any:
-    """`attn_negative_mass` in the order of the layers, where a checkpoint names those of its list; ValueError if it
-    names others."""
-    masses, saved = config.attn_negative_mass, getattr(config, "attn_layers", None)
-    if not isinstance(masses, list) or not saved:
-        return masses
-    names = layer_names(model, layers)
-    if sorted(saved) != sorted(names):
-        other = next(name for name in saved if name not in names)
-        raise ValueError(
-            f"the checkpoint has an attn_negative_mass for the layer {other}, and {type(model).__name__} of this "
-            f"transformers has {_listed(names)}. If they are the same, take attn_layers out of config.json."
-        )
-    config.attn_layers = names
-    return [masses[saved.index(name)] for name in names]
+def backend_of(name: str) -> Backend:
+    """The backend of an attn_implementation; ValueError if signed layers have none."""
+    backend = BACKENDS.get(name) or next(filter(None, (find(name) for find in OTHER_BACKENDS)), None)
+    if backend is not None:
+        return backend
+    choices = '"sdpa" (the fastest exact path for the device, the default), "eager" (returns the coefficients)'
+    if OTHER_BACKENDS:
+        choices += ', "fused" (always the Triton kernel, on a GPU), flash_attention_2, 3 or 4, flex_attention'
+    else:
+        choices += f"; for others {INSTALL}"
+    # begins like transformers' own message
+    raise ValueError(
+        f'Specified `attn_implementation="{name}"` is not supported: it does not compute signed attention; choose '
+        f"{choices}."
+    )
 
 
-def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
-    """`UNSUPPORTED`, and the parameters of the layer's own eager function that `signed_attention` does not have.
+def check_attn_implementation(name: str | None, softmax: bool = False) -> None:
+    """Raise ValueError unless `name` computes signed attention here, or is None (not chosen yet); for a model that
+    computes `softmax`, functions of transformers and of users do as well."""
+    if name is None or (softmax and name in ALL_ATTENTION_FUNCTIONS and name != "fused"):
+        return
+    if obstacle := backend_of(name).obstacle():
+        raise ValueError(f'attn_implementation="{name}" cannot run here: {obstacle}; use "sdpa".')
 
-    Arguments that the eager function does not name have no effect in the stock model either.
+
+class _Requests:
+    """The running calls of this thread or task that want coefficients, one inside the other: the model of each,
+    whether a layer returned some, and what to call at the end.
+
+    A graph of torch.compile cannot read a `ContextVar`: while it is captured, only what is set inside it counts.
     """
-    eager = own_eager(type(layer))  # type: ignore[arg-type]
-    parameters = inspect.signature(eager).parameters.keys() if eager else set()
-    return UNSUPPORTED | parameters - SUPPORTED
+
+    def __init__(self) -> None:
+        self.running: ContextVar[tuple[list, ...]] = ContextVar("requests", default=())
+        self.captured: tuple[list, ...] = ()
+
+    def get(self) -> tuple[list, ...]:
+        return self.captured if torch.compiler.is_compiling() else self.running.get()
+
+    def set(self, requests: tuple[list, ...]) -> None:
+        if torch.compiler.is_compiling():
+            self.captured = requests
+        else:
+            self.running.set(requests)
 
 
-def _listed(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+requests = _Requests()
+
+
+def recompute_alike(model: nn.Module) -> Callable[[], None]:
+    """With gradient checkpointing, layers that run from now on run again in the context of that run, which the backward
+    pass, maybe in another thread, does not have. Returns a function that undoes this."""
+
+    def alike(checkpoint: Callable, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(copy_context().run, function), *args, **kwargs)
+
+    functions = [(module, vars(module).get(CHECKPOINT_FUNCTION)) for module in model.modules()]
+    functions = [(module, checkpoint) for module, checkpoint in functions if checkpoint is not None]
+    for module, checkpoint in functions:
+        setattr(module, CHECKPOINT_FUNCTION, partial(alike, checkpoint))
+
+    def undo() -> None:
+        for module, checkpoint in functions:
+            setattr(module, CHECKPOINT_FUNCTION, checkpoint)
+
+    return undo
 
 
 def signed_layers(model: nn.Module) -> list[nn.Module]:
@@ -213,50 +328,49 @@ def signed_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "signed_index")]
 
 
-def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
-    """With `output_attentions`, every layer takes the eager path during the call."""
-    if not _attentions_requested(model, kwargs):
-        return
-    wanting_coefficients.set((*wanting_coefficients.get(), model))
-    if torch.compiler.is_compiling():
-        return
-    graphs.stop()
-    if attn_implementation(model.config) != "eager":
-        logger.warning_once(
-            "signed attention: a call with output_attentions=True uses the eager path, which returns coefficients."
-        )
+# mypy does not take type[Any] for hashable, hence the `type: ignore[arg-type]`s
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that use transformers' attention interface, in the order of `model.modules()`."""
+    with_config = [module for module in model.modules() if hasattr(module, "config")]
+    return [m for m in with_config if "ALL_ATTENTION_FUNCTIONS" in forward_names(type(m))]  # type: ignore[arg-type]
 
 
-def _after_forward(model: PreTrainedModel, args: tuple, kwargs: dict, outputs: Any) -> None:
-    wanting = wanting_coefficients.get()
-    if not wanting or wanting[-1] is not model:  # `_before_forward` did not see a request, or did not run
-        return
-    wanting_coefficients.set(wanting[:-1])
-    if not torch.compiler.is_compiling():
-        graphs.resume()
+def code_of(function: Callable) -> Any:
+    """The code of a function; of one in C, which has none, the code of this one, which names no attention."""
+    return getattr(inspect.unwrap(function), "__code__", None) or code_of.__code__
 
 
-def _attentions_requested(model: PreTrainedModel, kwargs: dict) -> bool:
-    requested = kwargs.get("output_attentions")
-    return bool(getattr(model.config, "output_attentions", False) if requested is None else requested)
+@cache
+def forward_names(module_class: type[nn.Module]) -> frozenset[str]:
+    """The attribute and global names in the code of a module's `forward`."""
+    return frozenset(code_of(module_class.forward).co_names)
 
 
-def _no_stock_layer(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    raise ValueError(
-        f'attn_implementation="fused" needs a signed layer, and {type(module).__name__} is not signed; use "sdpa".'
-    )
+@cache
+def stock_eager(module_class: type[nn.Module]) -> Callable | None:
+    """The eager attention function that a layer calls by default, which its `forward` names."""
+    functions = inspect.unwrap(module_class.forward).__globals__
+    names = [name for name in code_of(module_class.forward).co_names if name.endswith("eager_attention_forward")]
+    return functions.get(names[0]) if names else None
 
 
-def _fused_mask(*args: Any, mask_function: Callable = bidirectional_mask_function, **kwargs: Any) -> Tensor | None:
-    """As for SDPA, but a padding mask is `[batch, 1, 1, keys]`: one row for all queries lets the kernel skip blocks."""
-    mask = sdpa_mask(*args, mask_function=mask_function, **kwargs)
-    padding_only = mask_function is bidirectional_mask_function and mask is not None
-    return mask[:, :, :1] if padding_only else mask
+def selects_keys(layer: nn.Module) -> bool:
+    """Whether a layer passes keys selected by index to its attention function."""
+    passed = (names for names in code_of(type(layer).forward).co_consts if isinstance(names, tuple))
+    return any(SPARSE & frozenset(names) for names in passed)
 
 
-# transformers rejects unknown backend names, and omits the mask for backends without a registered mask function
-AttentionInterface.register("fused", _no_stock_layer)
-if sdpa_mask is not None:
-    AttentionMaskInterface.register("fused", _fused_mask)
-for _name in (*BACKENDS, PAGED):
-    AttentionInterface.register(SIGNED + _name, signed_attention)
+def refused_options(layer: nn.Module) -> frozenset[str]:
+    """`UNSUPPORTED`, and the parameters of the layer's own eager function that signed attention does not compute.
+
+    Arguments that the eager function does not name have no effect in the stock model either.
+    """
+    eager = stock_eager(type(layer))  # type: ignore[arg-type]
+    parameters = inspect.signature(eager).parameters.keys() if eager else set()
+    return UNSUPPORTED | parameters - COMPUTED - STATES - {"kwargs"}
+
+
+def heads_of(layer: nn.Module) -> int | None:
+    """The number of heads if known from the layer or its config; otherwise the first forward pass checks it."""
+    heads = getattr(layer, "num_heads", getattr(layer, "num_attention_heads", None))
+    return heads if heads is not None else getattr(getattr(layer, "config", None), "num_attention_heads", None)

@@ -17,7 +17,6 @@ from hf_bidir.modeling.configuration_bidir import (
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from hf_bidir.modeling.activations import tanhmax  # noqa: F401
     from hf_bidir.modeling.compat import heads_by_auto_class  # noqa: F401
-    from hf_bidir.modeling.model_types import is_signed  # noqa: F401
 
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", *SCORES_ALONE)
@@ -65,7 +64,7 @@ DECODER_CODE = {"AutoModelForSeq2SeqLM": "modeling_bidir_rnn.BidirRnnForSeq2SeqL
 CONFIG_CODE = {"AutoConfig": "configuration_bidir_rnn.BidirRnnConfig"}
 FILES = (
     *("configuration_bidir_rnn", "modeling_bidir_rnn", "recurrent_attention", "scores"),
-    *("activations", "compat", "configuration_bidir", "interventions", "model_types"),
+    *("activations", "compat", "configuration_bidir"),
 )
 
 

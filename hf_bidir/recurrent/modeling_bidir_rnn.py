@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from hf_bidir.modeling.activations import tanhmax  # noqa: F401
     from hf_bidir.modeling.compat import heads_by_auto_class  # noqa: F401
     from hf_bidir.modeling.configuration_bidir import BidirConfigMixin  # noqa: F401
-    from hf_bidir.modeling.interventions import intervening  # noqa: F401
-    from hf_bidir.modeling.model_types import is_signed  # noqa: F401
 
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, get_attn_activation
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, attention_changes, get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses, check_layers
-from hf_bidir.modeling.interventions import intervening, interventions_in
 
 from .configuration_bidir_rnn import BidirRnnConfig
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
@@ -27,11 +26,12 @@ class Attended(NamedTuple):
 class BidirScoredAttention(nn.Module):
     """Base class of attention over encoder states, and with queries, of this size: score, coefficients, selection."""
 
+    changes = attention_changes
+
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
         self.config = config
         self.signed_index = 0  # its place among the signed layers of the model
-        self.intervening = intervening
         self.score = SCORES[config.attn_score](
             query_size=size,
             key_size=size,
@@ -60,9 +60,12 @@ class BidirScoredAttention(nn.Module):
             if self.config.attn_scope == "local-p":
                 # the Gaussian's standard deviation is half the window
                 weight = torch.exp(-2 * (distance / self.config.attn_window).square())
-        changes = interventions_in(self)
-        coefficients = weight * self._activated(scores, changes.kept(keep), changes.softmax)
-        return changes.edit(coefficients) if changes.edit else coefficients
+
+        def weighed(scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
+            return weight * self._activated(scores, keep, softmax)
+
+        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
+        return weighed(scores, keep) if change is None else change.weigh(weighed, scores, keep)
 
     def _centre(self, query: Tensor, keep: Tensor, step: int) -> Tensor | int:
         """The position in the middle of the window (Luong et al. 2015, section 3.2)."""

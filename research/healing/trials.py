@@ -35,8 +35,7 @@ from hf_bidir.checkpoints.layer_hooks import observed_layers, without_negatives
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.heal import divergence, relative_error
-from hf_bidir.modeling.attention_layers import attention_layers
-from hf_bidir.modeling.signed_layers import heads_of, signed_layers
+from hf_bidir.modeling.signed_layers import attention_layers, heads_of, signed_layers
 
 FILE = Path(__file__).with_name("results") / "trials.csv"
 BLOCK, BATCH, HELD_OUT, KEPT_SOFTMAX, MARGIN = 128, 16, 32, 0.25, 0.1

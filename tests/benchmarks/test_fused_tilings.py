@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import benchmarks.fused_tilings
-from hf_bidir.modeling import fused_tilings
+from hf_bidir.kernels import fused_tilings
 
 ENTRY = "hopper forward tanhmax 64"
 
@@ -27,7 +27,7 @@ def test_the_fastest_tiling_ran_at_every_length():
 
 
 def test_only_the_named_kernel_gets_another_tiling_for_a_while():
-    from hf_bidir.modeling import fused_launch
+    from hf_bidir.kernels import fused_launch
 
     decode = fused_launch.candidates("decode", (16,), "hopper")
     with benchmarks.fused_tilings.only_tiling("merge", (32, 16, 2, 5)):

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.cli import app, doctor
-from hf_bidir.modeling import attention, fused_check
+from hf_bidir.kernels import fused_check
+from hf_bidir.modeling import attention
 
 TOKEN = "hf_" + "x7Kq" * 9
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -63,8 +64,8 @@ def test_a_failed_self_check_is_printed_without_its_paths(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Device", (), {"major": 9}))
-    monkeypatch.setattr("hf_bidir.modeling.attention_call.HAS_TRITON", True)
-    monkeypatch.setattr("hf_bidir.modeling.attention_call.HAS_COMPILER", True)
+    monkeypatch.setattr("hf_bidir.kernels.fused_path.HAS_TRITON", True)
+    monkeypatch.setattr("hf_bidir.kernels.fused_path.HAS_COMPILER", True)
     found = fused_check.difference_from_eager(fails, fused_check.Kind(torch.device("cpu"), torch.float32, 16, 16))
     monkeypatch.setattr(fused_check, "difference_from_eager", lambda *_: found)
     expected = "cannot compile '<path>': see <path>, output differs by 3/4"

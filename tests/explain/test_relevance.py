@@ -16,7 +16,6 @@ from hf_bidir.explain import align, integrated_relevance, relevance
 from hf_bidir.explain.methods import NoRule
 from hf_bidir.explain.methods.attnlrp import RelevanceRules, proportional, relevance_rules
 from hf_bidir.explain.target import InputFunction
-from hf_bidir.modeling.interventions import NONE, interventions_in
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import stock_model
@@ -188,7 +187,7 @@ def test_the_attention_backend_does_not_matter(backend):
     model.set_attn_implementation(backend)
     torch.testing.assert_close(relevance(model, inputs_of(model), target=1), before)
     assert (model.training, frozen.requires_grad) == (True, False)  # left as it was
-    assert all(interventions_in(layer) is NONE for layer in signed_layers(model))
+    assert all(layer.signed_view.change() is None for layer in signed_layers(model))
 
 
 def test_a_recurrent_encoder_has_no_rule():

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, kept_keys, observed_layers
 from hf_bidir.hub.isolated import isolated_forward
+from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.activations import tanhmax
-from hf_bidir.modeling.interventions import Interventions, intervening
 from hf_bidir.modeling.outside_attention import OutsideAttention, lowered, outside_class
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import random_model
@@ -225,7 +225,7 @@ class OfTorch(nn.Module):
 def signed_layer(layer, negative_mass=1.0):
     model = signed(stock_model("mpnet"), negative_mass)
     layer.__class__ = outside_class(type(layer))
-    for name in ("signed_index", "signed_count", "signed_view", "intervening"):
+    for name in ("signed_index", "signed_view"):
         setattr(layer, name, getattr(signed_layers(model)[0], name))
     return layer
 
@@ -321,7 +321,7 @@ def test_values_without_a_product_with_keys_cannot_be_observed():
 
     layer = signed_layer(Keyless())
     with (
-        intervening([layer], Interventions(observe=lambda *_: None)),
+        intervening(layer, [layer], Interventions(observe=lambda *_: None)),
         pytest.raises(ValueError, match="an explanation that needs its keys is not available"),
     ):
         layer(torch.randn(1, 1, 3, 3))
@@ -351,7 +351,7 @@ def test_changes_and_observers_of_a_call_reach_attention_of_torch():
         project=lambda query, key, value: (query, key, 3 * value),
         observe=lambda *states: seen.extend(states),
     )
-    with intervening([layer], changes):
+    with intervening(layer, [layer], changes):
         context = layer(states)
     torch.testing.assert_close(context, 2 * tanhmax(states @ states.mT / 2, keep.expand(5, 5)) @ (3 * states))
     assert seen[0] is layer

@@ -12,8 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_bidir import BidirLlamaConfig, signed, tanhmax
 from hf_bidir.checkpoints.layer_hooks import kept_keys, observed_layers
 from hf_bidir.modeling import attention
-from hf_bidir.modeling.signed_attention import signed_attention
-from hf_bidir.modeling.signed_layers import SignedConfig, attention_layers, signed_layers
+from hf_bidir.modeling.signed_layers import (
+    UNSUPPORTED,
+    SignedConfig,
+    attention_layers,
+    signed_attention,
+    signed_layers,
+)
 from tests.tiny_models import inputs_of, stock_model
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 5, 8
@@ -24,9 +29,8 @@ def layer(mass=1.0, backend="sdpa", **fields):
     config = BidirLlamaConfig(attn_negative_mass=mass, **fields)
     config._attn_implementation = backend
     module = nn.Module().eval()
-    module.config = module.signed_view = SignedConfig(config, config)
+    module.config = module.signed_view = SignedConfig(config, config, 0, 1, UNSUPPORTED)
     module.is_causal = False
-    module.signed_index, module.signed_count = 0, 1
     return module
 
 

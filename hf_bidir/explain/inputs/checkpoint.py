@@ -10,9 +10,9 @@ from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.reading import checkpoint_processors, read_bidir, read_config, stock_head
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.explain.inputs.sentences import sentence_encoder
 from hf_bidir.explain.record import check_kind, reads_images
-from hf_bidir.modeling.model_types import is_signed
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:

@@ -1,12 +1,13 @@
 """Signed attention (TanhMax): functions for tensors, and the attention interface of transformers.
 
-The files beside this one are copies of hf_bidir/modeling, made by `make kernel`.
+The files beside this one are copies of hf_bidir/modeling and hf_bidir/kernels, made by `make kernel`.
 """
 
 from typing import Any
 
 from torch import Tensor, nn
 
+from . import attention, fused_path
 from .attention import bidir_attention
 from .attention_call import keep_and_bias, same_batch
 from .packed_attention import packed_attention
@@ -14,6 +15,7 @@ from .version import VERSION
 
 __all__ = ["VERSION", "bidir_attention", "flash_attn_forward", "packed_attention", "supports_flash_attn"]
 
+fused_path.register(attention)
 supports_flash_attn = True  # with this, transformers passes the masks of "sdpa"; padding would be attended to without
 # arguments of some models that would change the result
 REFUSED = (

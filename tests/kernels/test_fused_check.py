@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_bidir.modeling.attention_call import attention_call, fused_obstacle
-from hf_bidir.modeling.fused_check import Kind, difference_from_eager, kind_of
+from hf_bidir.kernels.fused_check import Kind, difference_from_eager, kind_of
+from hf_bidir.kernels.fused_path import fused_obstacle
+from hf_bidir.modeling.attention_call import attention_call
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_obstacle()))
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_o
     ids=str,
 )
 def test_the_kernels_match_the_eager_path_in_calls_of_every_kind(options):
-    from hf_bidir.modeling.fused_attention import fused_attention
+    from hf_bidir.kernels.fused_attention import fused_attention
 
     kind = Kind(DEVICE, torch.float16, 32, **{"value_dim": 32} | options)
     assert difference_from_eager(fused_attention, kind) is None
@@ -41,13 +42,13 @@ def test_the_kind_of_a_call_says_what_its_code_depends_on():
 
 
 def without_mask(query, key, value, keep, call):
-    from hf_bidir.modeling.fused_attention import fused_attention
+    from hf_bidir.kernels.fused_attention import fused_attention
 
     return fused_attention(query, key, value, None, call)
 
 
 def wrong_key_gradient(query, key, value, keep, call):
-    from hf_bidir.modeling.fused_attention import fused_attention
+    from hf_bidir.kernels.fused_attention import fused_attention
 
     halved = key / 2 + key.detach() / 2  # the same keys, with half of their gradient
     return fused_attention(query, halved, value, keep, call)

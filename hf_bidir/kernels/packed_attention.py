@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_call import NegativeMass, attention_call, check_shapes, check_window
+from hf_bidir.modeling.attention_call import NegativeMass, attention_call, check_shapes, check_window
 
 
 def packed_attention(
@@ -45,7 +45,7 @@ def packed_attention(
     Raises:
         ValueError: no GPU, shapes that do not fit, or boundaries that are no int32 vector; ImportError: no Triton.
     """
-    from .fused_attention import fused_attention
+    from hf_bidir.kernels.fused_attention import fused_attention
 
     if not query.dim() == key.dim() == value.dim() == 3:
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
@@ -55,7 +55,7 @@ def packed_attention(
     if activation not in ("tanhmax", "softmax"):
         raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
     check_window(window)
-    call = attention_call(query, key, activation, negative_mass, scaling, dropout)
+    call = attention_call(query, key, activation, negative_mass, scaling=scaling, dropout=dropout)
     call = replace(call, causal=causal, window=window)  # applies within examples; queries and keys may differ in number
     packed = packed_examples(query, key, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k)
     context = fused_attention(query, key, value, None, call, packed)

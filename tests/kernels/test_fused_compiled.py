@@ -10,7 +10,7 @@ from tests.processes import run_python
 
 pytest.importorskip("triton")
 
-from hf_bidir.modeling.fused_tilings import TILINGS
+from hf_bidir.kernels.fused_tilings import TILINGS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MAIN = ("forward", "query_gradient", "key_value_gradient")

@@ -10,7 +10,7 @@ from hf_bidir.modeling.attention_call import attention_call
 
 pytest.importorskip("triton")
 
-from hf_bidir.modeling.fused_attention import PART, fused_attention
+from hf_bidir.kernels.fused_attention import PART, fused_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_bidir import bidir_attention
-from tests.modeling.fused_inputs import (
+from tests.kernels.fused_inputs import (
     DEVICE,
     HALF,
     KEYS,
@@ -27,7 +27,7 @@ from tests.modeling.fused_inputs import (
     within_reach,
 )
 
-from hf_bidir.modeling import fused_launch  # isort: skip  # where there is Triton
+from hf_bidir.kernels import fused_launch  # isort: skip  # where there is Triton
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

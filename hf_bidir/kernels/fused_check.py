@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .attention_call import FEW_ROWS, HAS_COMPILER, HAS_TRITON, HEAD_DIMS, AttentionCall
+from hf_bidir.kernels.fused_path import FEW_ROWS, HAS_COMPILER, HAS_TRITON, HEAD_DIMS
+from hf_bidir.modeling.attention_call import AttentionCall
+from hf_bidir.modeling.eager_attention import eager_attention
 
 logger = logging.get_logger(__name__)
 
@@ -78,7 +80,7 @@ def agrees(kind: Kind) -> bool:
     """`fused_agrees` for calls of this kind."""
     if not _supported(kind):
         return False
-    from .fused_attention import fused_attention
+    from hf_bidir.kernels.fused_attention import fused_attention
 
     if found := difference_from_eager(fused_attention, kind):
         logger.warning(
@@ -106,8 +108,6 @@ def _supported(kind: Kind) -> bool:
 def difference_from_eager(attend: Callable[..., Tensor], kind: Kind) -> str | None:
     """Compare `fused_attention`, or what stands in for it, with the eager path on a small example of this kind, also
     backward where it has gradients: a clause about the first difference or the error, None if everything matches."""
-    from .eager_attention import eager_attention
-
     device, dtype = kind.device, kind.dtype
     drawn, keep, call = example_of(kind)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hf_bidir.modeling.attention_call import HAS_TRITON
+from hf_bidir.kernels.fused_path import HAS_TRITON
 
 if HAS_TRITON and not torch.cuda.is_available():  # before tests import it: a second part then begins after few keys
-    from hf_bidir.modeling import fused_attention
+    from hf_bidir.kernels import fused_attention
 
     fused_attention.PART = 32
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_bidir import bidir_attention, packed_attention
-from tests.modeling.fused_inputs import (
+from tests.kernels.fused_inputs import (
     DEVICE,
     distance,
     mask,
@@ -18,10 +18,10 @@ from tests.processes import run_python
 
 triton = pytest.importorskip("triton")
 
-from hf_bidir.modeling import fused_attention as module  # noqa: E402
+from hf_bidir.kernels import fused_attention as module  # noqa: E402
+from hf_bidir.kernels.fused_attention import fused_attention  # noqa: E402
+from hf_bidir.kernels.fused_problem import Inputs, _precision, wide  # noqa: E402
 from hf_bidir.modeling.attention_call import AttentionCall  # noqa: E402
-from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
-from hf_bidir.modeling.fused_problem import Inputs, _precision, wide  # noqa: E402
 
 
 def test_the_kernel_alone_checks_the_shapes_too():
@@ -111,7 +111,7 @@ def test_torch_finds_nothing_wrong_with_the_operator():
 ATTEMPT = """
 import sys, torch
 from hf_bidir import bidir_attention, packed_attention
-assert "hf_bidir.modeling.fused_kernels" not in sys.modules
+assert "hf_bidir.kernels.fused_kernels" not in sys.modules
 x = torch.randn(1, 1, 4, 16)
 print(bidir_attention(x, x, x)[0].shape)
 for missing in ("a GPU", "Triton"):
@@ -119,7 +119,7 @@ for missing in ("a GPU", "Triton"):
         bidir_attention(x, x, x, implementation="fused")
     except (ValueError, ImportError) as error:
         print(error)
-    for name in [name for name in sys.modules if name.startswith(("triton", "hf_bidir.modeling.fused"))]:
+    for name in [name for name in sys.modules if name.startswith(("triton", "hf_bidir.kernels.fused"))]:
         del sys.modules[name]
     sys.modules["triton"] = None
 """

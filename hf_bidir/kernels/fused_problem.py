@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_call import FEW_ROWS, INTERPRETED
+from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 LOG2_E = math.log2(math.e)
 UNIT = 8  # numbers; rows that begin at multiples of it can be loaded 16 bytes at a time

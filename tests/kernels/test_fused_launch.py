@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources
 
-from hf_bidir.modeling import fused_launch
-from hf_bidir.modeling.fused_launch import Variant
-from hf_bidir.modeling.fused_tilings import ARCHITECTURES, OTHERS
+from hf_bidir.kernels import fused_launch
+from hf_bidir.kernels.fused_launch import Variant
+from hf_bidir.kernels.fused_tilings import ARCHITECTURES, OTHERS
 
 VARIANT = Variant(64, 64, 64, 64, True, False, False, False, False, False, 8, "tf32")
 

@@ -7,13 +7,12 @@ from hf_bidir import (
     BidirBertForSequenceClassification,
     signed,
 )
-from hf_bidir.modeling import modeling_bidir, signed_attention
-from tests.processes import run_python
+from hf_bidir.modeling import signed_layers
 from tests.tiny_models import inputs_of, sliding_window_model, stock_model
 
 pytest.importorskip("triton")
 
-from tests.modeling.fused_inputs import distance
+from tests.kernels.fused_inputs import distance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = {"num_attention_heads": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -46,46 +45,21 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(m
 def test_the_kernel_gets_padding_as_one_row_for_all_queries_and_dropout_in_training_only(monkeypatch):
     model, calls = bert(attention_probs_dropout_prob=0.5), []
     model.set_attn_implementation("fused")
-    attend = signed_attention.attend
+    attend = signed_layers.attend
 
     def recording(query, key, value, keep, call, implementation):
         calls.append((tuple(keep.shape), call.dropout, implementation))
         return attend(query, key, value, keep, call, implementation)
 
-    monkeypatch.setattr(signed_attention, "attend", recording)
+    monkeypatch.setattr(signed_layers, "attend", recording)
     for training in (True, False):
         model.train(training)(**SENTENCES)
     assert calls == [((3, 1, 1, 9), dropout, "fused") for dropout in (0.5, 0.5, 0.0, 0.0)]
 
 
-STRANGER = """
-import sys
-sys.modules["hf_bidir"] = None
-import torch
-from transformers import AutoModelForSequenceClassification
-folder = sys.argv[1]
-device = "cuda" if torch.cuda.is_available() else "cpu"
-options = {"trust_remote_code": True, "attn_implementation": "fused"}
-model = AutoModelForSequenceClassification.from_pretrained(folder, **options).eval().to(device)
-assert not any("fused_kernels" in name for name in sys.modules if "transformers_modules" in name)
-batch = {"input_ids": torch.arange(1, 10, device=device)[None]}
-with torch.no_grad():
-    fused = model(**batch).logits
-    model.set_attn_implementation("eager")
-    eager = model(**batch).logits
-assert any("fused_kernels" in name for name in sys.modules if "transformers_modules" in name)
-print((fused - eager).abs().max().item())
-"""
-
-
-def test_the_kernel_travels_with_a_checkpoint_and_is_imported_only_when_used(tmp_path):
-    bert().save_pretrained(tmp_path)
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    assert float(run_python(STRANGER, tmp_path, cwd=tmp_path, **environment)) < 1e-4
-
-
 def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(monkeypatch):
-    monkeypatch.setattr(modeling_bidir, "fused_obstacle", lambda: "torch sees no GPU")
+    backend = signed_layers.BACKENDS["fused"]._replace(obstacle=lambda: "torch sees no GPU")
+    monkeypatch.setitem(signed_layers.BACKENDS, "fused", backend)
     refused = 'attn_implementation="fused" cannot run here: torch sees no GPU; use "sdpa"'
     with pytest.raises(ValueError, match=refused):
         BidirBertForSequenceClassification.from_pretrained("no/such-folder", attn_implementation="fused")

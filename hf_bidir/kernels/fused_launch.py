@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from transformers.utils import logging
 
-from .attention_call import INTERPRETED
-from .fused_blocks import triton
-from .fused_kernels import (
+from hf_bidir.kernels.fused_blocks import triton
+from hf_bidir.kernels.fused_kernels import (
     decode_kernel,
     forward_kernel,
     key_value_gradient_kernel,
     merge_kernel,
     query_gradient_kernel,
 )
-from .fused_tilings import ARCHITECTURES, DECODE, FP32, OTHERS, SMALL, TILINGS, Tiling
+from hf_bidir.kernels.fused_path import INTERPRETED
+from hf_bidir.kernels.fused_tilings import ARCHITECTURES, DECODE, FP32, OTHERS, SMALL, TILINGS, Tiling
 
 logger = logging.get_logger(__name__)
 

@@ -10,7 +10,7 @@ have the same mask row. `shifts` has one shift per head in base e, `shift` is on
 multiples of `UNIT`, except those of keep and bias.
 """
 
-from .fused_blocks import (
+from hf_bidir.kernels.fused_blocks import (
     LINEAR_BELOW,
     LN2,
     capped,

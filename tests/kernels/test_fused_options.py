@@ -8,7 +8,7 @@ import torch
 from hf_bidir import bidir_attention, packed_attention
 from hf_bidir.modeling.attention_call import attention_call
 from hf_bidir.modeling.eager_attention import eager_attention
-from tests.modeling.fused_inputs import (
+from tests.kernels.fused_inputs import (
     DEVICE,
     KEYS,
     assert_as_exact_as_the_plain_path,
@@ -21,8 +21,8 @@ from tests.modeling.fused_inputs import (
     within_reach,
 )
 
-from hf_bidir.modeling.fused_attention import fused_attention  # isort: skip  # where there is Triton
-from hf_bidir.modeling.packed_attention import Packed  # isort: skip
+from hf_bidir.kernels.fused_attention import fused_attention  # isort: skip  # where there is Triton
+from hf_bidir.kernels.packed_attention import Packed  # isort: skip
 
 STARTS, KEY_STARTS = [0, 7, 7, 25], [0, 20, 23, 23]  # one example has no queries, another no keys
 

@@ -13,12 +13,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .activations import score_shift
-from .attention_call import HEAD_DIMS, INTERPRETED, AttentionCall, attention_call, check_shapes
-from .eager_attention import eager_gradients, needs_eager_gradients
-from .fused_kernels import MOST_SPLITS
-from .fused_launch import launch
-from .fused_problem import NO_STRIDES, Inputs, Problem, strides_of, wide
+from hf_bidir.kernels.fused_kernels import MOST_SPLITS
+from hf_bidir.kernels.fused_launch import launch
+from hf_bidir.kernels.fused_path import HEAD_DIMS, INTERPRETED
+from hf_bidir.kernels.fused_problem import NO_STRIDES, Inputs, Problem, strides_of, wide
+from hf_bidir.modeling.activations import score_shift
+from hf_bidir.modeling.attention_call import AttentionCall, attention_call, check_shapes
+from hf_bidir.modeling.eager_attention import eager_gradients, needs_eager_gradients
 
 ALTERNATIVE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -1,0 +1,102 @@
+"""Changes to layers outside transformers' attention interface, and observers of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_bidir.modeling.attention import attend
+from hf_bidir.modeling.attention_call import AttentionCall
+from hf_bidir.modeling.eager_attention import grouped_matmul
+from hf_bidir.modeling.outside_attention import ADDING, PRODUCT, SignedOperators
+from hf_bidir.modeling.signed_layers import Plan, heads_of
+
+
+class ObservedOperators(SignedOperators):
+    """The attention operators of one call of a layer, with `Interventions`."""
+
+    def __init__(self, layer: nn.Module, plan: Plan, changes: Any):
+        super().__init__(layer, plan)
+        self.changes = changes
+        # of the products before the softmax: number of entries, equation of einsum, second factor
+        self.products: list[tuple[int, str, Tensor]] = []
+        self.weights: Tensor | None = None  # the coefficients until they are multiplied by values
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs)
+        if self.changes.observe:
+            self.follow(function, args, kwargs or {}, result)
+        return result
+
+    def coefficients(self, scores: Tensor, keep: Tensor | None) -> Tensor:
+        if self.changes.project:
+            raise self.unavailable("a method that changes its queries, keys or values", scores)
+        self.weights = super().coefficients(scores, self.changes.kept(keep))
+        if self.changes.edit:
+            self.weights = self.changes.edit(self.by_head(self.weights)).reshape(self.weights.shape)
+        return self.weights
+
+    def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+        if self.changes.project:
+            query, key, value = self.changes.project(query, key, value)
+        keep = self.changes.kept(keep)
+        context, coefficients = attend(query, key, value, keep, call, "eager" if self.changes.edit else "auto")
+        if self.changes.edit and coefficients is not None:
+            context = grouped_matmul(self.changes.edit(coefficients), value)
+        if self.changes.observe:
+            self.changes.observe(self.layer, key, value, context.transpose(1, 2))
+        return context
+
+    def follow(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Observe the layer when coefficients are multiplied by values; the first product before was that with keys."""
+        if function not in PRODUCT:
+            same = args and args[0] is self.weights and isinstance(result, Tensor)
+            if same and result.numel() == args[0].numel():  # after dropout, or in another layout
+                self.weights = result
+            return
+        equation = args[0] if function is torch.einsum else ""
+        operands: Any = (*args, *kwargs.values())[1 if equation or function in ADDING else 0 :]
+        operands = operands[0] if isinstance(operands[0], tuple | list) else operands
+        if equation and len(operands) != 2:
+            return
+        if self.weights is None:
+            self.products.append((result.numel(), equation, operands[1]))
+        elif operands[0] is self.weights:
+            self.observe(equation, operands[1], result)
+            self.weights, self.products = None, []
+
+    def observe(self, equation: str, value: Tensor, context: Tensor) -> None:
+        """Observe a product of the coefficients with values."""
+        keys = ((of_keys, key) for count, of_keys, key in self.products if count == self.weights.numel())
+        of_keys, key = next(keys, ("", None))
+        if key is None:
+            raise self.unavailable("an explanation that needs its keys", self.weights)
+        states = _in_order(of_keys, key, "key"), _in_order(equation, value, "value")
+        context = self.by_head(_in_order(equation, context, "context"))
+        self.changes.observe(self.layer, *map(self.by_head, states), context.transpose(1, 2))
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """`[batch * heads, ...]` as `[batch, heads, ...]`."""
+        heads = heads_of(self.layer)
+        if x.dim() == 3 and heads and x.shape[0] % heads == 0:
+            x = x.unflatten(0, (-1, heads))
+        if x.dim() != 4 or (heads and x.shape[1] != heads):
+            raise self.unavailable("this explanation", x)
+        return x
+
+
+def _in_order(equation: str, x: Tensor, role: str) -> Tensor:
+    """The key or value as `[..., heads, keys, head_dim]`, or the context as `[..., heads, queries, head_dim]`.
+
+    Args:
+        equation: of `torch.einsum` of query and key, or of coefficients and value; empty for another product.
+        x: the second factor or, for the context, the product.
+    """
+    if not equation:
+        return x.mT if role == "key" else x
+    inputs, output = equation.replace(" ", "").split("->")
+    first, second = inputs.split(",")
+    both = first if role != "key" else output  # of scores or coefficients: batch, heads, queries, keys
+    labels = output if role == "context" else second
+    features = [label for label in labels if label not in both]
+    return x.permute([labels.index(label) for label in [c for c in both if c in labels] + features])

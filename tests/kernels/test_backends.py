@@ -1,0 +1,224 @@
+"""Signed layers with flash, flex and users' attention functions compute what the eager path computes."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torch_flex
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, GptOssConfig, GptOssForCausalLM
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_bidir import signed
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, kept_keys
+from hf_bidir.kernels import backends
+from hf_bidir.kernels.flex_attention import flex_tanhmax
+from hf_bidir.kernels.fused_path import fused_obstacle
+from hf_bidir.modeling.attention_call import attention_call
+from hf_bidir.modeling.eager_attention import eager_attention
+from hf_bidir.modeling.signed_layers import LayerCall, Plan, signed_layers
+from tests.tiny_models import SHAPE, TEXT, VOCABULARY, inputs_of, logits_of, sliding_window_model, stock_model
+
+needs_triton = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_obstacle()))
+
+
+@pytest.fixture
+def flex_on_a_cpu(monkeypatch):
+    """torch's flex attention computes on a CPU what it computes on a GPU, if it is not compiled."""
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(backends, "WITHOUT_FLEX", ())
+
+
+def using(model, backend):
+    """A copy of a signed model with another backend, without the check that its package is installed."""
+    model = copy.deepcopy(model)
+    model.config._attn_implementation_internal = backend
+    return model
+
+
+def states(key_heads=2, queries=7, keys=7, width=12, heads=4):
+    """Query, key and value in double precision, `[batch, heads, length, width]`."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, heads, queries, width), (2, key_heads, keys, width), (2, key_heads, keys, width)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+
+
+def assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backend):
+    results = []
+    for name in ("eager", backend):
+        copied = using(model, name)
+        logits = logits_of(copied, inputs_of(family))
+        logits.square().sum().backward()
+        results.append([logits, *(x.grad for x in copied.parameters() if x.grad is not None)])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [("bert", "flash_attention_2"), ("llama", "flash_attention_3"), ("llama", "flex_attention")],
+)
+def test_a_model_with_padding_has_the_logits_and_gradients_of_the_eager_path(family, backend, flex_on_a_cpu):
+    model = signed(stock_model(family).double(), negative_mass=[[1.0, 0.5, 0.1, 0.0], 0.7])
+    assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backend)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_continuous_batching_gives_the_tokens_of_generate(backend):
+    continuous = pytest.importorskip("transformers.generation.configuration_utils")
+    if not hasattr(continuous, "ContinuousBatchingConfig"):
+        pytest.skip("this version of transformers configures continuous batching in another way")
+    model = using(signed(stock_model("llama").double(), negative_mass=0.7), backend)
+    prompts = [[5, 6, 7, 8], [9, 10], [11] * 9]
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": VOCABULARY, "pad_token_id": 0}
+    small = continuous.ContinuousBatchingConfig(num_blocks=16, page_size=4, max_batch_tokens=16)
+    expected = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
+    generated = model.generate_batch(prompts, GenerationConfig(**options), continuous_batching_config=small)
+    assert [generated[key].generated_tokens for key in sorted(generated)] == expected
+    assert model.config._attn_implementation == backend
+
+
+@needs_triton
+@pytest.mark.parametrize("given", ["position_ids", "cu_seq_lens"])
+def test_packed_examples_are_kept_apart_where_transformers_calls_flash_attention(given):
+    fields = {"num_attention_heads": 2, "num_key_value_heads": 1}  # heads of 16
+    model, lengths = signed(stock_model("llama", **fields), negative_mass=0.7), (5, 4, 2)
+    ids, eager = inputs_of("llama")["input_ids"][:1].repeat(1, 2)[:, :11] + 3, using(model, "eager")
+    expected = torch.cat([eager(part).logits for part in ids.split(lengths, 1)], 1)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    starts = torch.tensor([0, 5, 9, 11], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5, "max_length_k": 5}
+    options = lengths if given == "cu_seq_lens" else {}
+    got = using(model, "flash_attention_2")(ids, position_ids=positions, **options).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_flash_attention_generates_the_tokens_of_the_eager_path_over_a_padded_cache(cache):
+    model, keep = signed(stock_model("llama"), negative_mass=0.7), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "attention_mask": keep}
+    prompt = inputs_of("llama")["input_ids"][:2, :5] + 3
+    expected = using(model, "eager").generate(prompt, **options)
+    got = using(model, "flash_attention_2").generate(prompt, **options, cache_implementation=cache)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_a_softmax_layer_calls_the_function_of_the_stock_model_and_a_signed_one_does_not(name):
+    model = using(signed(stock_model("llama"), negative_mass=[0.0, 0.5]), name)
+    softmax, tanhmax = (layer.config._attn_implementation for layer in signed_layers(model))
+    assert softmax == name
+    assert tanhmax.startswith("signed")
+
+
+def sinks_model():
+    torch.manual_seed(0)
+    shape = SHAPE | TEXT | {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = GptOssForCausalLM(GptOssConfig(**shape, sliding_window=3, experts_implementation="eager")).eval()
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: sliding_window_model(3), sinks_model], ids=["window", "sinks"])
+def test_windows_and_sinks_have_the_logits_and_gradients_of_the_eager_path(make):
+    model = signed(make().double(), negative_mass=0.5)
+    assert_logits_and_gradients_are_those_of_the_eager_path(model, "llama", "flash_attention_2")
+
+
+@pytest.mark.parametrize(("family", "backend"), [("bert", "flash_attention_2"), ("llama", "flex_attention")])
+@pytest.mark.parametrize("change", ["attentions", "edit", "keep"])
+def test_what_a_kernel_does_not_compute_takes_another_exact_path(family, backend, change):
+    model, inputs = signed(stock_model(family), negative_mass=0.7), inputs_of(family)
+    keep = torch.ones(3, 1, 1, 9, dtype=torch.bool)
+    keep[:, :, :, 1] = False
+    outputs = []
+    for each in (using(model, backend), using(model, "eager")):
+        if change == "attentions":
+            outputs.append(each(**inputs, output_attentions=True))
+            continue
+        context = kept_keys(each, keep) if change == "keep" else edited_coefficients(each, lambda a: a / 2)
+        with context:
+            outputs.append(each(**inputs))
+    torch.testing.assert_close(outputs[0].logits[:, :2], outputs[1].logits[:, :2])
+    if change == "attentions":
+        torch.testing.assert_close(outputs[0].attentions[0][0], outputs[1].attentions[0][0])
+
+
+@needs_triton
+def test_coefficients_of_packed_examples_are_refused_by_name():
+    model = using(signed(stock_model("llama")), "flash_attention_2")
+    ids, positions = torch.full((1, 6), 5), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    with pytest.raises(ValueError, match=r"flash_attention_2.*packed examples.*coefficients"):
+        model(ids, position_ids=positions, output_attentions=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "softcap", "causal", "mass"),
+    [(4, 2, None, False, 1.0), (4, 4, 2.0, True, 0.3), (6, 2, None, True, [1.0, 0.5, 0.1, 0.0, 1.0, 1.0])],
+)
+@pytest.mark.parametrize("activation", ["tanhmax", "balanced"])
+def test_flex_attention_computes_the_formula_and_its_gradients(
+    heads, key_heads, softcap, causal, mass, activation, flex_on_a_cpu
+):
+    def kept(batch, head, query, key):  # the first query of the second example has no key
+        return ((key > 0) | (batch == 0)) & ((key <= query) | (not causal)) & ((query - key).abs() < 3)
+
+    inputs, sinks = states(key_heads, width=8, heads=heads), torch.randn(heads, dtype=torch.float64)
+    sinks = sinks if activation == "tanhmax" else None
+    mask = torch_flex.create_block_mask(kept, 2, None, 7, 7, device="cpu")
+    plan = Plan(activation, mass, None, "flex_attention", softmax=False)
+    options = {"softcap": softcap, "s_aux": sinks}
+    got = flex_tanhmax(LayerCall(torch.nn.Module(), plan, *inputs, mask, options)).transpose(1, 2)
+    call = attention_call(*inputs[:2], activation, mass, softcap=softcap, sinks=sinks)
+    keep = torch_flex.create_mask(kept, 2, 1, 7, 7, "cpu")
+    expected, _ = eager_attention(*inputs, keep, call)
+    grad = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=got.dtype)
+    results = [[context, *torch.autograd.grad(context, inputs, grad)] for context in (got, expected)]
+    torch.testing.assert_close(*results)
+
+
+def averaging(module, query, key, value, attention_mask, **options):
+    """A user's attention: the mean of the values."""
+    context = value.mean(2, keepdim=True).expand(*query.shape[:3], value.shape[3])
+    return context.transpose(1, 2), None
+
+
+def doubling(module, query, key, value, attention_mask, scaling=None, **options):
+    """A user's attention: softmax of twice the scores, with its coefficients."""
+    scores = 2 * query @ key.mT * scaling
+    coefficients = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)
+    return (coefficients @ value).transpose(1, 2), coefficients
+
+
+@pytest.fixture(autouse=True)
+def functions_of_a_user():
+    for function in (averaging, doubling):
+        AttentionInterface.register(function.__name__, function)
+        AttentionMaskInterface.register(function.__name__, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    yield
+    for function in (averaging, doubling):
+        del ALL_ATTENTION_FUNCTIONS._global_mapping[function.__name__]
+
+
+def test_a_function_of_a_user_computes_softmax_layers_and_is_changed_like_others():
+    stock, inputs = using(stock_model("bert"), "doubling"), inputs_of("bert")
+    model = signed(copy.deepcopy(stock), negative_mass=0.0)
+    expected, seen = logits_of(stock, inputs), []
+    assert torch.equal(logits_of(model, inputs), expected)
+    with edited_coefficients(model, lambda a: seen.append(a.sum(-1)) or a):
+        torch.testing.assert_close(logits_of(model, inputs), expected)
+    torch.testing.assert_close(seen[0], torch.ones_like(seen[0]))
+    keep = inputs["attention_mask"].clone()
+    keep[:, 1] = 0
+    with kept_keys(model, keep[:, None, None].bool()):
+        changed = logits_of(model, inputs)
+    torch.testing.assert_close(changed, logits_of(stock, inputs | {"attention_mask": keep}))
+
+
+@pytest.mark.parametrize(
+    ("mass", "named"), [(0.0, "averaging.*returns none"), (1.0, "averaging.*attn_negative_mass=0")]
+)
+def test_a_function_of_a_user_is_not_signed_and_needs_coefficients_to_be_explained(mass, named):
+    model = using(signed(stock_model("bert"), mass), "averaging")
+    with edited_coefficients(model, lambda a: a), pytest.raises(ValueError, match=named):
+        logits_of(model, inputs_of("bert"))
