@@ -1,4 +1,4 @@
-"""Which tilings of the fused kernels are the fastest on this GPU? For the table in hf_bidir/modeling/fused_tilings.py.
+"""Which tilings of the fused kernels are the fastest on this GPU? For the table in hf_bidir/kernels/fused_tilings.py.
 
 Times every tiling of a wider list for each kernel, mode, head dimension and length, in bf16, without masks. By default
 384 kernels are compiled; where time is short, pass one head dimension or kernel. Table and entries are saved after each
@@ -34,7 +34,7 @@ SIZES = {  # queries, keys
     "query_gradient": ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64)),
     "key_value_gradient": ((32, 64), (64, 64), (128, 64), (32, 128), (64, 128)),
 }
-TABLE = ROOT / "hf_bidir/modeling/fused_tilings.py"
+TABLE = ROOT / "hf_bidir/kernels/fused_tilings.py"
 
 
 def main() -> None:

@@ -281,3 +281,13 @@ def test_an_impossible_request_gets_one_clear_error(changes, message):
     arguments = dict(zip(("query", "key", "value"), drawn(dtype=torch.float32), strict=True)) | changes
     with pytest.raises(ValueError, match=message):
         bidir_attention(**arguments)
+
+
+def test_without_the_kernels_fused_is_an_error_and_the_first_call_on_a_gpu_says_what_to_install(monkeypatch, caplog):
+    monkeypatch.delitem(attention.IMPLEMENTATIONS, "fused")
+    with pytest.raises(ValueError, match="pip install hf-bidir"):
+        bidir_attention(*drawn(), implementation="fused")
+    attention._log_choice.cache_clear()
+    for _ in range(2):
+        attention._log_choice("lift", None, "cuda")
+    assert caplog.text.count("pip install hf-bidir") == 1

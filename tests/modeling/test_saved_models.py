@@ -236,3 +236,33 @@ def test_masses_follow_the_names_of_layers_where_these_come_in_another_order_and
     (tmp_path / "config.json").write_text(json.dumps(config | {"attn_layers": ["block.0", "block.1"]}))
     with pytest.raises(ValueError, match=r"an attn_negative_mass for the layer block\.0, .* take attn_layers out of"):
         type(model).from_pretrained(tmp_path)
+
+
+ALONE_WITHOUT_KERNELS = """
+import sys
+sys.modules["hf_bidir"] = None
+from pathlib import Path
+from transformers import AutoModelForSequenceClassification
+folder = Path(sys.argv[1])
+load = AutoModelForSequenceClassification.from_pretrained
+print(len(list(folder.glob("*.py"))), sum(file.stat().st_size for file in folder.glob("*.py")))
+model = load(folder, trust_remote_code=True)
+for name in ("fused", "flash_attention_2"):
+    try:
+        load(folder, trust_remote_code=True, attn_implementation=name)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_folder_has_little_code_and_without_the_package_other_backends_are_an_error_that_says_what_to_install(
+    tmp_path,
+):
+    signed_model("bert").save_pretrained(tmp_path)
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    sizes, *errors = run_python(ALONE_WITHOUT_KERNELS, tmp_path, cwd=tmp_path, **environment).splitlines()
+    files, size = map(int, sizes.split())
+    assert files <= 10
+    assert size <= 140_000
+    assert len(errors) == 2
+    assert all("pip install hf-bidir" in error for error in errors)
