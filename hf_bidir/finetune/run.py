@@ -29,6 +29,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.signing import unsigned
+from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import PREVIOUS, read_json, write_json
 from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
@@ -50,14 +52,14 @@ from hf_bidir.finetune.record import (
 )
 from hf_bidir.finetune.schedule import check_resumed_schedule, schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
-from hf_bidir.modeling.configuration_bidir import is_softmax
+from hf_bidir.modeling.configuration_bidir import PREFIX, is_softmax
 
 logger = logging.getLogger(__name__)
 
 CENTRING_EXAMPLES = 256
 STAYS_SOFTMAX = (
     "The negative mass is 0 and stays 0, so signed attention equals softmax; --negative_mass_until raises it during "
-    "training, and --attn_negative_mass sets it at once."
+    "training, and --attn_negative_mass sets it at once. What a stock checkpoint becomes is saved as a stock one."
 )
 BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
 SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; on idle cores two threads are faster than one
@@ -102,8 +104,8 @@ class Run:
         record: the content of run.json.
 
     Raises:
-        InputError: the output folder is in use (see `locked` and `checkpoint_to_resume`), or the schedule cannot be
-            used or differs from the checkpoint's.
+        InputError: the output folder is in use (see `locked` and `checkpoint_to_resume`), the schedule cannot be used
+            or differs from the checkpoint's, or the training rows fill no batch.
     """
 
     def __init__(
@@ -118,6 +120,12 @@ class Run:
         self.task, self.model, self.splits, self.args = task, model, splits, args
         if note := set_scratch_duration(args, task, len(splits.train)):
             splits.note(note)
+        rows, least = len(splits.train), args.train_batch_size * args.world_size
+        if args.dataloader_drop_last and rows < least:
+            raise InputError(
+                f"expected at least {least} training rows with --dataloader_drop_last, which fill a batch; got {rows}. "
+                "Choose a smaller --per_device_train_batch_size"
+            )
         self.schedule = schedule_for(schedule, model.config) if schedule else None
         self.record = begin_record(task, data, splits, model, args, schedule)
         with ExitStack() as lock:
@@ -127,6 +135,9 @@ class Run:
             if self.checkpoint:
                 check_resumed_schedule(self.schedule, self.checkpoint)
             self.lock = lock.pop_all()
+        # the config of a checkpoint names the class that it was saved as
+        names = model.config.architectures or []
+        self.from_stock = bool(names) and not any(name.startswith(PREFIX) for name in names)
         patience = args.early_stopping_patience
         stopping: list[TrainerCallback] = [EarlyStoppingCallback(patience)] if patience else []
         logged = [AttentionLog()] if args.report_to else []
@@ -145,7 +156,8 @@ class Run:
         """Train, evaluate on validation and test, and save everything in `args.output_dir`.
 
         The folder then holds the best checkpoint with its tokenizer or image processor and its model code,
-        all_results.json, run.json and loss_curve.png.
+        all_results.json, run.json and loss_curve.png. A stock checkpoint that stayed softmax is saved as a stock one,
+        without code.
 
         Args:
             trainer_class: a Trainer.
@@ -170,6 +182,8 @@ class Run:
                 trainer.add_callback(QuietProgress)
             self._prepare_attention(trainer, centre and not self.checkpoint)
             trainer.train(resume_from_checkpoint=self.checkpoint)
+            if self.from_stock and is_softmax(model.config) and not (self.args.fsdp or self.args.deepspeed):
+                unsigned(model)
             results = self._evaluate(trainer)
             trainer.save_model()
             if self.args.should_save:

@@ -56,6 +56,10 @@ class SignedTrainer(Trainer):
         model = model.get_base_model() if hasattr(model, "peft_config") else model
         if not divides_by_all_labels(model):
             self.model_accepts_loss_kwargs = False
+        if self.label_smoother and getattr(model.config, "attn_selection", None) == "hard":
+            raise InputError(
+                "label_smoothing_factor replaces the loss by which hard selection learns; leave out one of the two"
+            )
         self.train_collator = self.data_collator
         self.eval_collator = eval_collator or self.data_collator
 
@@ -133,7 +137,11 @@ class SignedTrainer(Trainer):
         # Before a schedule ends, a checkpoint is closer to softmax than requested.
         if (schedule := self._callback(NegativeMassSchedule)) and not schedule.has_arrived(self.state):
             return False
-        return super()._determine_best_metric(metrics, trial) or self._breaks_tie(metrics)
+        try:
+            better = super()._determine_best_metric(metrics, trial)
+        except KeyError as error:  # an unknown metric, of which transformers lists the known ones
+            raise InputError(error.args[0]) from error
+        return better or self._breaks_tie(metrics)
 
     def _breaks_tie(self, metrics: dict[str, float]) -> bool:
         """With early stopping, and for a fine-tuned checkpoint, let the lower loss decide between equal scores: on a

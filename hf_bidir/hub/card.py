@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Template
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
-from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, NO_HEAD
+from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, kind_of
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
@@ -182,6 +182,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         **_example(folder, config, architecture),
         "architecture": architecture,
         "stock_architecture": stock if stock != architecture and hasattr(transformers, stock) else None,
+        "is_stock": activation is None,
         "activation": activation,
         "negative_mass": mass,
         "signed": activation in WITH_NEGATIVE_MASS and any(all_masses(mass)),
@@ -248,7 +249,8 @@ def _word(value: Any) -> str:
 def _example(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, Any]:
     """What the Python example depends on: the Auto classes of the model and of its processor, and the task."""
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
-    auto_class = next((auto for auto in autos if auto in BY_AUTO_CLASS), autos[0] if autos else NO_HEAD.auto)
+    autos = autos or [kind_of(architecture).auto]  # a stock config lists none
+    auto_class = next((auto for auto in autos if auto in BY_AUTO_CLASS), autos[0])
     processor = next((auto for file, auto in PROCESSORS.items() if (folder / file).is_file()), None)
     kind = BY_AUTO_CLASS.get(auto_class)
     shown = TEXT_EXAMPLES if processor == "AutoTokenizer" else {"image-classification"} if processor else set()

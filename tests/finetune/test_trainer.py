@@ -6,7 +6,14 @@ import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, trainer_utils
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
+from hf_bidir import (
+    BidirBertConfig,
+    BidirBertForSequenceClassification,
+    BidirRnnConfig,
+    BidirRnnForSequenceClassification,
+    signed,
+)
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.run import EvaluationLines
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from tests.tiny_models import stock_model
@@ -131,3 +138,16 @@ def test_the_line_of_an_epoch_has_the_mean_loss_of_its_steps(tmp_path, capsys, w
     assert [(int(epoch), float(loss)) for epoch, loss in printed] == [
         (1, pytest.approx(means[0], rel=1e-3)), (2, pytest.approx(means[1], rel=1e-3)),
     ]  # fmt: skip
+
+
+def test_a_metric_that_nobody_measures_is_one_error_that_lists_those_that_are(tmp_path):
+    options = {"eval_strategy": "epoch", "metric_for_best_model": "accuracie", "num_train_epochs": 1}
+    with pytest.raises(InputError, match=r"accuracie.*eval_loss"):
+        trainer_of(tmp_path, examples(4), save_strategy="epoch", load_best_model_at_end=True, **options).train()
+
+
+def test_labels_are_not_smoothed_where_selection_learns_by_the_loss_of_the_model(tmp_path):
+    config = BidirRnnConfig(vocab_size=20, attn_selection="hard", num_labels=2)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
+    with pytest.raises(InputError, match="label_smoothing_factor"):
+        SignedTrainer(model=BidirRnnForSequenceClassification(config), args=args)

@@ -1,6 +1,7 @@
 """training/text_classification.py: learn, record, resume, refuse, and start from any checkpoint."""
 
 import json
+import re
 import runpy
 import shlex
 import sys
@@ -119,14 +120,19 @@ def test_a_new_model_stops_early_once_its_schedule_has_ended_and_prints_a_line_p
     assert results["epoch"] > 4.5  # half of the epochs, rather than the first one and the patience
 
 
-def test_a_stock_softmax_checkpoint_starts_unchanged_and_a_bidir_one_keeps_its_attention(texts, tmp_path):
+def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one_and_a_bidir_one_keeps_its_attention(texts, tmp_path):
     still = ["--max_length", "12", "--learning_rate", "0", *BRIEF, "--warmup_ratio", "0"]
     source = checkpoint_of("Roberta", tmp_path / "stock", "ForSequenceClassification")
     first = ["--model_name_or_path", source, "--output_dir", str(tmp_path / "first")]
     main([*texts, *RUN, *still, *first])
     stock = AutoModelForSequenceClassification.from_pretrained(source).eval()
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first").eval()
-    assert model.config.attn_negative_mass == 0.0
+    assert type(model) is type(stock)
+    assert "attn_negative_mass" not in (tmp_path / "first/config.json").read_text()
+    assert not list((tmp_path / "first").glob("*.py"))
+    snippet = (tmp_path / "first/README.md").read_text().partition("```python")[2].partition("```")[0]
+    assert "AutoModelForSequenceClassification.from_pretrained(source" in snippet
+    assert not {"hf_bidir", "trust_remote_code"} & set(re.findall(r"\w+", snippet))
     ids = torch.arange(5, 13)[None]
     torch.testing.assert_close(model(ids).logits, stock(ids).logits)
     second = ["--model_name_or_path", source, "--attn_negative_mass", "0.5", "--output_dir", str(tmp_path / "second")]
@@ -167,6 +173,10 @@ def test_texts_longer_than_the_positions_behind_the_padding_are_refused(texts, t
         (["--initializer_range", "0"], "expected initializer_range above 0"),
         (["--attn_implementation", "flash_attention_9"], "flash_attention_9"),
         (["--attn_scope", "window"], r'expected an attn_window of at least 1 for attn_scope="window"'),
+        (
+            ["--dataloader_drop_last", "true", "--per_device_train_batch_size", "49"],
+            "at least 49 training rows .* got 48",
+        ),
         (["--masked_lm_weight", "-1"], "masked_lm_weight of at least 0; got -1"),
         (["--model_name_or_path", "{tmp}"], "shape a model from scratch"),
         (["--resume_from_checkpoint", "{tmp}"], "expected auto, never or the folder of a Trainer checkpoint"),
