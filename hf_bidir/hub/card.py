@@ -172,7 +172,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     activation, mass = config.get("attn_activation"), config.get("attn_negative_mass")
     # the project's own examples run in the root folder of a clone
     root = folder.resolve().parents[1] if folder.resolve().parent.name == CARDS else None
-    base_name, has_code = None, any(folder.glob("*.py"))
+    base_name, has_code = None, "auto_map" in config and any(folder.glob("*.py"))
     if adapter:
         base, on_hub = adapter.base, not Path(adapter.base).exists()
         base_name = base if on_hub else os.path.relpath(base, root or folder)
