@@ -60,7 +60,6 @@ class Hub:
     def __init__(self, accounts: dict[str, str]):
         self.accounts = accounts  # names by token; a name ending in " (read)" may not write
         self.repositories: dict[str, Repository] = {}
-        self.collections: dict[str, list[str]] = {}  # names of models by slug
         self.uploads: dict[str, bytes] = {}  # LFS contents by SHA-256
         self.fault: tuple[str, str, int | None] | None = None  # method, part of the path, status; None: cut the body
         self.requests: list[tuple[str, str]] = []  # method and path of every request
@@ -269,23 +268,6 @@ def branch(request: Handler, repo: str, name: str) -> None:
     request.reply({})
 
 
-def collection(request: Handler, slug: str) -> None:
-    """The collection, with one more item if there is one in the request."""
-    if slug not in request.hub.collections:
-        raise Refusal(404, "NotFound", "Collection not found")
-    names, owner = request.hub.collections[slug], slug.partition("/")[0]
-    if request.command == "POST":
-        name = json.loads(request.body)["item"]["id"]
-        if request.account() != owner:
-            raise Refusal(403, "Forbidden", f"you don't have the rights to write to {slug}")
-        if name in names:
-            raise Refusal(409, "Conflict", "the item is already in the collection")
-        names.append(name)
-    told = {"title": slug, "lastUpdated": "2026-01-01T00:00:00.000Z", "position": 0, "private": False, "upvotes": 0}
-    items = [{"_id": name, "id": name, "type": "model", "position": 0} for name in names]
-    request.reply(told | {"slug": slug, "owner": {"name": owner}, "theme": "blue", "items": items})
-
-
 def resolve(request: Handler, repo: str, revision: str, path: str) -> None:
     repository = request.repository(repo)
     if path not in repository.at(revision):
@@ -311,6 +293,5 @@ ROUTES = [
     ("GET", rf"{API}/refs", refs),
     ("POST", rf"{API}/tag/{REVISION}", tag),
     ("POST", rf"{API}/branch/(?P<name>.+)", branch),
-    ("GET POST", r"/api/collections/(?P<slug>[\w.-]+/[\w.-]+)(/items)?", collection),
     ("GET HEAD", rf"/{MODEL}/resolve/{REVISION}/(?P<path>.+)", resolve),
 ]

@@ -40,8 +40,8 @@ from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.cli.models import NAMESPACE, local_models
 from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.files import read_json, replacing, write_json
-from hf_bidir.common.statistics import mean_and_deviation
+from hf_bidir.common.files import RECORD, read_json, replacing, write_json
+from hf_bidir.common.statistics import compare, mean_and_deviation
 from hf_bidir.explain import explain, image_heatmap, load_checkpoint, text_heatmap
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.finetune.arguments import ImageDataArguments
@@ -50,7 +50,6 @@ from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.record import RESULTS, is_finished, read_record
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
-from hf_bidir.hub.card_numbers import DIGITS
 from hf_bidir.hub.evaluate import Evaluation
 from hf_bidir.hub.files import MODULES, matching
 from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
@@ -58,6 +57,7 @@ from training import causal_lm, distill, image_classification, recurrent_classif
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
 SHOWN, WEIGHTS = ("*.json", "*.png"), "model.safetensors"
+DIGITS = 4
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
 ENCODER = "minilm"
 LARGE = ("sst2-minilm-tanhmax", "minilm-tanhmax")  # committed once although they have 45 MB
@@ -203,6 +203,7 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         folder, columns = RUNS / name, {"this": name, "counterpart": other}
         runs = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
         write_json(folder / "seeds.json", {"seeds": seeds, "note": pair.note, **runs})
+        note_comparison(folder, pair)
         if pair.half:
             load_checkpoint(folder)[0].half().save_pretrained(folder)
         evaluation = evaluate_checkpoint(folder, test)
@@ -243,6 +244,7 @@ def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
     folders, test = [CARDS / name for name in pair.checkpoints], pair.test_file(options.data_dir)
     for folder in folders:
         write_json(folder / "seeds.json", read_json(folder / "seeds.json") | {"note": pair.note})
+        note_comparison(folder, pair)
     needs_files = pair.train is image_classification.main and pair.data is not None
     if all((folder / WEIGHTS).is_file() for folder in folders) and (test or not needs_files):
         draw_explanations(folders, test)
@@ -290,6 +292,20 @@ def save_scores(folder: Path, evaluation: Evaluation) -> dict[str, Any]:
     results = read_json(folder / RESULTS) | {f"test_{key}": one for key, one in evaluation.scores.items()}
     write_json(folder / RESULTS, results)
     return results
+
+
+def note_comparison(folder: Path, pair: Pair) -> None:
+    """Add to run.json a paragraph for the card: the score over the seeds of seeds.json, and that of the counterpart."""
+    seeds, metric = read_json(folder / "seeds.json"), pair.metrics[0]
+    ours, theirs = (seeds[column]["scores"][metric] for column in ("this", "counterpart"))
+    means = [mean_and_deviation(values, DIGITS) for values in (ours, theirs)]
+    count = "1 seed" if len(ours) == 1 else f"{len(ours)} seeds (mean ± standard deviation)"
+    text = f"{metric.capitalize()} of {count}: {means[0]}; of {seeds['counterpart']['name']}: {means[1]}."
+    if len(ours) > 1:
+        difference = compare(ours, theirs, paired=True).text(DIGITS)
+        text += f" Difference: {difference}, a 95 % t interval over seeds, which share data and initialisation."
+    text += f" This checkpoint has seed {seeds['seeds'][0]}. {pair.note}"
+    write_json(folder / RECORD, read_json(folder / RECORD) | {"comparison": text})
 
 
 def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -379,9 +395,12 @@ def list_cards() -> Path:
         share, without = evaluation.get("negative_share"), evaluation.get(f"{model.metric}_without_negatives")
         signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]
         size = [f"{model.megabytes:.1f}", "yes" if model.has_weights else "no"]
-        score = [model.task, model.score, f"{model.checkpoint:.4f}"]
+        over_seeds = read_json(CARDS / model.name / "seeds.json").get("this", {}).get("scores", {}).get(model.metric)
+        values = over_seeds or [model.value]
+        metric = str(model.metric).replace("_", " ")
+        score = [f"{metric} {mean_and_deviation(values, DIGITS)} ({len(values)})", f"{model.value:.4f}"]
         name = f"[{model.name}]({model.name}/README.md)"
-        rows.append(f"| {' | '.join([name, *score, *signs, *size, model.data])} |")
+        rows.append(f"| {' | '.join([name, model.task, *score, *signs, *size, model.data])} |")
     with replacing(CARDS / "README.md") as temporary:
         temporary.write_text("\n".join([*HEADING, *rows, ""]), encoding="utf-8")
     return CARDS / "README.md"

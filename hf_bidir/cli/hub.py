@@ -19,7 +19,6 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to commit to; by default main.")] = None,
     tag: Annotated[str | None, typer.Option(help="Tag for the commit, such as v1.")] = None,
-    collection: Annotated[str | None, typer.Option(metavar="SLUG", help="Collection to add the repository to.")] = None,
     replaces: Annotated[
         str | None, typer.Option(metavar="REPO_ID", help="Your earlier model, whose card will name this one.")
     ] = None,
@@ -34,13 +33,13 @@ def push(
     \b
     hf-bidir push runs/mine me/mine --dry-run
     hf-bidir push runs/mine me/mine --private --tag v1
-    hf-bidir push runs/better me/better --replaces me/mine --collection me/signed-models-6523a1b2c3d4e5f6a7b8c9d0
+    hf-bidir push runs/better me/better --replaces me/mine
     """
     with slow_imports("hub"):
         from hf_bidir.hub.push import push_checkpoint
 
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "tag": tag}
-    options |= {"collection": collection, "replaces": replaces}
+    options["replaces"] = replaces
     with one_line_errors():
         done: Any = push_checkpoint(folder, repo_id, dry_run=dry_run, **options)
     typer.echo(done if dry_run else f"Published: {done.commit_url}")
@@ -52,12 +51,6 @@ def card(
     check: Annotated[
         bool, typer.Option("--check", help="Only compare card and results; exit with 1 if they differ.")
     ] = False,
-    benchmark: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATASET:TASK", help="Benchmark on the Hub whose score the run measured; kept in run.json."
-        ),
-    ] = None,
 ) -> None:
     """Write or check the model card of a training run.
 
@@ -67,15 +60,11 @@ def card(
     \b
     hf-bidir card runs/mine
     hf-bidir card runs/mine --check
-    hf-bidir card runs/mine --benchmark someone/reviews:sentiment
     """
     with slow_imports("hub"):
-        from hf_bidir.hub.benchmarks import name_benchmark
         from hf_bidir.hub.card import card_differences, write_card
 
     with one_line_errors():
-        if benchmark is not None:
-            name_benchmark(folder, benchmark)
         if not check:
             typer.echo(f"Saved: {write_card(folder)}")
             return

@@ -1,7 +1,6 @@
 """`hf-bidir models`: the project's checkpoints with their scores, from their model cards."""
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,6 @@ from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import CARDS, RECORD, read_json
 
 NAMESPACE = "hf-bidir"  # the project's account on the Hub
-MEAN = re.compile(r"(\w+), mean of (\d+) seeds ± ([\d.]+)")  # how a card names a metric over seeds
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -25,10 +23,7 @@ class Listed:
     task: str
     data: str  # of the score
     metric: str | None  # the first one of the card
-    mean: float | None  # over seeds
-    deviation: float | None  # None for one seed
-    seeds: int
-    checkpoint: float | None  # the metric of this checkpoint
+    value: float | None
     parameters: int | None  # None where the Hub does not tell
     megabytes: float  # of the weights; estimated from the number of parameters if there are no weights
     has_weights: bool  # whether the weights are in this clone
@@ -36,10 +31,7 @@ class Listed:
 
     @property
     def score(self) -> str:
-        if self.metric is None:
-            return "–"
-        spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
-        return f"{self.metric.replace('_', ' ')} {self.mean:.4f}{spread} ({self.seeds})"
+        return "–" if self.metric is None else f"{self.metric.replace('_', ' ')} {self.value:.4f}"
 
 
 @app.command()
@@ -52,8 +44,8 @@ def models(
 ) -> None:
     """List the project's checkpoints with their scores.
 
-    Columns: task, data, score (mean ± standard deviation over seeds), size, local weights. In a clone of the repository
-    the list comes from model_cards/, elsewhere from the Hub.
+    Columns: task, data, score, size, local weights. In a clone of the repository the list comes from model_cards/,
+    elsewhere from the Hub.
 
     \b
     hf-bidir models
@@ -72,7 +64,7 @@ def models(
         [one.name, one.task, one.score, f"{one.megabytes:.1f}", "local" if one.has_weights else "–", one.data]
         for one in listed
     ]
-    rows.insert(0, ["name", "task", "score (seeds)", "MB", "weights", "data"])
+    rows.insert(0, ["name", "task", "score", "MB", "weights", "data"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -134,12 +126,8 @@ def _entry(card: Any, name: str, source: str, size: int, parameters: int | None,
     weights: dict[str, Any] = {"parameters": parameters, "megabytes": round(size / 1e6, 1), "has_weights": has_weights}
     results: list[Any] = (card and card.eval_results) or []
     if not results:
-        score: dict[str, Any] = dict.fromkeys(("metric", "mean", "deviation", "checkpoint")) | {"seeds": 0, "data": ""}
-        return Listed(name=name, source=source, task=(card and card.pipeline_tag) or "–", **weights, **score)
-    first, title = results[0], results[0].metric_name or results[0].metric_type
-    over_seeds = MEAN.match(title)
-    this = next((result for result in results if not MEAN.match(result.metric_name or "")), first)
-    score = {"metric": title.partition(", ")[0], "mean": first.metric_value, "checkpoint": this.metric_value}
-    score |= {"seeds": int(over_seeds[2]) if over_seeds else 1, "data": first.dataset_name}
-    score |= {"deviation": float(over_seeds[3]) if over_seeds else None}
+        task = (card and card.pipeline_tag) or "–"
+        return Listed(name=name, source=source, task=task, data="", metric=None, value=None, **weights)
+    first = results[0]
+    score = {"metric": first.metric_name or first.metric_type, "value": first.metric_value, "data": first.dataset_name}
     return Listed(name=name, source=source, task=first.task_type, **weights, **score)

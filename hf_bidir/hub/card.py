@@ -8,7 +8,6 @@ from difflib import unified_diff
 from functools import cache
 from pathlib import Path
 from shlex import quote
-from statistics import mean, stdev
 from typing import Any
 
 import transformers
@@ -20,21 +19,16 @@ from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, kind_of
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
-from hf_bidir.common.statistics import TESTED_BY_SEED
+from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.record import CURVE, MAY_CHANGE, PICTURE, PLACE
-from hf_bidir.hub.benchmarks import write_benchmark_results
 from hf_bidir.hub.card_numbers import (
-    DIGITS,
-    MEAN,
     METRICS,
     add_later_measurement,
-    headline,
+    in_words,
     is_of_these_files,
     is_reproduced,
     overall,
-    results_table,
     run_scores,
-    seed_count,
 )
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
@@ -79,17 +73,14 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
 
     Args:
         folder: has config.json, or an adapter whose base can be read; for a finished run also run.json and
-            all_results.json, and optionally evaluation.json and seeds.json.
+            all_results.json, and optionally evaluation.json.
         repo_id, revision: the Hub repository in the example; by default that of the existing README.md.
 
     Raises:
         FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
         ValueError: the adapter names no base model, or one that is not signed; or README.md cannot be read.
     """
-    return _card_and_facts(Path(folder), repo_id, revision)[0]
-
-
-def _card_and_facts(folder: Path, repo_id: str | None, revision: str | None) -> tuple[ModelCard, dict[str, Any]]:
+    folder = Path(folder)
     readme = folder / CARD
     if not (folder / "config.json").is_file() and read_adapter(folder) is None:
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
@@ -103,7 +94,7 @@ def _card_and_facts(folder: Path, repo_id: str | None, revision: str | None) -> 
     metadata = _metadata(facts)
     card = ModelCard(_template().render(metadata.to_dict() | facts, card_data=metadata.to_yaml()))
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
-    return merge_cards(existing, card) if existing else card, facts
+    return merge_cards(existing, card) if existing else card
 
 
 @cache
@@ -113,10 +104,8 @@ def _template() -> Template:
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
-    """Save `build_model_card` of the same arguments as README.md, atomically, and the numbers on benchmarks beside it;
-    warn if the card has no licence."""
-    card, facts = _card_and_facts(Path(folder), repo_id, revision)
-    write_benchmark_results(Path(folder), facts)
+    """Save `build_model_card` of the same arguments as README.md, atomically; warn if the card has no licence."""
+    card = build_model_card(folder, repo_id, revision)
     with replacing(Path(folder, CARD)) as temporary:
         temporary.write_text(str(card), encoding="utf-8")
     if repo_id is not None and card.data.get("license") is None:
@@ -157,8 +146,8 @@ def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """The values for the template; None or empty if the run did not record them."""
-    names = ("run", "all_results", "evaluation", "seeds", "previous_run")
-    run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in names)
+    names = ("run", "all_results", "evaluation", "previous_run")
+    run, results, evaluation, previous = (read_json(folder / f"{name}.json") for name in names)
     adapter, data = read_adapter(folder), run.setdefault("data", {})
     config = read_config(folder).to_dict() if adapter else read_json(folder / "config.json")
     architecture = (config.get("architectures") or ["model"])[0]
@@ -178,7 +167,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         base_name = base if on_hub else os.path.relpath(base, root or folder)
         has_code = on_hub or any(Path(base).glob("*.py"))
     return {
-        **{"run": run, "previous": previous, "evaluation": evaluation, "seeds": seeds, "measured": results},
+        **{"run": run, "previous": previous, "evaluation": evaluation, "measured": results},
         **_example(folder, config, architecture),
         "architecture": architecture,
         "stock_architecture": stock if stock != architecture and hasattr(transformers, stock) else None,
@@ -194,13 +183,11 @@ def _facts(folder: Path) -> dict[str, Any]:
         "in_clone": root is not None,
         "split": split,
         "scores": scores,
-        "headline": headline(scores, seeds, run.get("seed")),
-        "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
+        "results": {in_words(name): rounded(value) for name, value in scores.items()},
         "unrecognised": [
             name.removeprefix("recall_") for name, value in scores.items() if value == 0 and name not in METRICS
         ],
         "command": _command(run.get("script"), recipe),
-        "tested": TESTED_BY_SEED if len(seeds.get("seeds", [])) > 1 else None,
         "measured_on": _measured_on(run, split),
         "verified": reproduced and is_current,
         "reproduced": reproduced,
@@ -335,8 +322,8 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
 
 
 def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
-    """For each metric, the mean and standard deviation over several seeds and the value of this checkpoint."""
-    part, seeds = facts["run"]["data"].get(facts["split"], {}), facts["seeds"]
+    """The overall metrics that have a name on the Hub."""
+    part = facts["run"]["data"].get(facts["split"], {})
     if not facts["kind"] or not part.get("source"):
         return []
     where = {
@@ -345,14 +332,8 @@ def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
         "dataset_name": facts["measured_on"],
         "dataset_split": facts["split"],
     }
-    index, several = [], len(seeds.get("seeds", [])) > 1
-    for name, value in overall(facts["scores"]).items():
-        if METRICS[name] is None:
-            continue
-        metric = where | {"metric_type": METRICS[name]}
-        if several and (values := seeds["this"]["scores"].get(name)):
-            title = f"{name}{MEAN}{seed_count(seeds)} ± {stdev(values):.{DIGITS}f}"
-            index.append(EvalResult(**metric, metric_name=title, metric_value=mean(values)))
-        title = f"{name}, this checkpoint (seed {facts['run']['seed']})" if several else name
-        index.append(EvalResult(**metric, metric_name=title, metric_value=value))
-    return index
+    return [
+        EvalResult(**where, metric_type=METRICS[name], metric_name=name, metric_value=value)
+        for name, value in overall(facts["scores"]).items()
+        if METRICS[name]
+    ]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from hf_bidir.common.statistics import TESTED, Comparison, compare, holm, mean_and_deviation, rounded
 from hf_bidir.hub.files import digests
 
 METRICS = {  # the run's metric -> its name on the Hub, or None
@@ -16,9 +15,7 @@ METRICS = {  # the run's metric -> its name on the Hub, or None
     "teacher_perplexity": None,
     "relative_error": "relative_error",
 }
-DIGITS = 4
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
-MEAN = ", mean of "  # in the model index: "accuracy, mean of 5 seeds", beside "accuracy, this checkpoint (seed 0)"
 
 
 def run_scores(results: dict[str, Any], split: str) -> dict[str, float]:
@@ -71,57 +68,6 @@ def same_data(recorded: dict[str, Any] | None, measured: dict[str, Any]) -> bool
         return False
     key = "sha256" if "sha256" in recorded or "sha256" in measured else "source"
     return recorded.get(key) == measured.get(key)
-
-
-def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, seed: int | None) -> list[list[str]]:
-    """The rows of the card's results, the header first: with seeds.json, means of this recipe and its counterpart."""
-    if not seeds:
-        return [["metric", split], *([in_words(name), rounded(value)] for name, value in scores.items())]
-    columns, count, compared = [seeds["this"], seeds["counterpart"]], seed_count(seeds), differences(seeds)
-    tested = TESTED if len(seeds["seeds"]) > 1 else ()
-    names = [f"{column['name']}, {count}" for column in columns]
-    rows = [["metric", names[0], f"this checkpoint (seed {seed})", names[1], *tested]]
-    for name in scores:
-        if all(name in column["scores"] for column in columns):
-            means = [mean_and_deviation(column["scores"][name], DIGITS) for column in columns]
-            tests = compared[name].cells(DIGITS) if name in compared else [""] * len(TESTED)
-            rows.append([in_words(name), means[0], rounded(scores[name]), means[1], *tests[: len(tested)]])
-    return rows
-
-
-def recalls_in(text: str) -> dict[str, float]:
-    """The recall of each class in the `results_table` of a card, by the name of the score."""
-    lines = [line for line in text.splitlines() if line.startswith(("| metric |", "| recall of "))]
-    rows = [line.strip("| ").split(" | ") for line in lines]
-    column = next((index for row in rows for index, cell in enumerate(row) if cell.startswith("this checkpoint")), 1)
-    named = {row[0].removeprefix("recall of ").replace(r"\|", "|"): row[column] for row in rows if row[0] != "metric"}
-    return {f"recall_{name}": float(value) for name, value in named.items()}
-
-
-def differences(seeds: dict[str, Any]) -> dict[str, Comparison]:
-    """The overall metrics of this recipe minus those of its counterpart, paired by seed, with corrected p-values."""
-    ours, theirs = seeds["this"]["scores"], seeds["counterpart"]["scores"]
-    return holm({name: compare(ours[name], theirs[name], paired=True) for name in overall(ours) if name in theirs})
-
-
-def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) -> str | None:
-    """The first metric in a sentence: its mean over seeds, then the checkpoint's own number."""
-    name = next(iter(overall(scores)), None)
-    if name is None:
-        return None
-    value, word = rounded(scores[name]), in_words(name).capitalize()
-    if not seeds or name not in seeds["this"]["scores"]:
-        return f"**{word} {value}**"
-    values = seeds["this"]["scores"][name]
-    over_seeds = f"**{word} {mean_and_deviation(values, DIGITS)}** "
-    if len(values) == 1:
-        return f"{over_seeds}(one seed)"
-    return f"{over_seeds}(mean ± standard deviation of {seed_count(seeds)}); this checkpoint (seed {seed}): {value}"
-
-
-def seed_count(seeds: dict[str, Any]) -> str:
-    count = len(seeds["seeds"])
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def in_words(metric: str) -> str:

@@ -35,9 +35,9 @@ from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokeni
 from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
-from hf_bidir.finetune.record import PLACE, library_versions, source_of
+from hf_bidir.finetune.record import PLACE, RESULTS, library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
-from hf_bidir.hub.card_numbers import MEAN, recalls_in, same_data
+from hf_bidir.hub.card_numbers import METRICS, run_scores, same_data
 from hf_bidir.hub.files import digests
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
@@ -133,16 +133,15 @@ def evaluate_checkpoint(
 def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
     """The checkpoint's own numbers of a split in its card, by name; none without a card.
 
-    Overall numbers are those of the model index. The recall of each class, which is not in it, is that of the table.
+    Overall numbers are those of the model index. It lacks the recall of each class, which comes from all_results.json.
     """
     if not (folder / CARD).is_file():
         return {}
     card = read_card(folder / CARD)
     results = card.data.get("eval_results") or []
-    named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
-    # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
-    claimed = {name.partition(", ")[0]: value for name, value in named.items() if MEAN not in name}
-    return claimed | recalls_in(card.text) if claimed else {}
+    claimed = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
+    recorded = run_scores(read_json(folder / RESULTS), split) if claimed else {}
+    return claimed | {name: value for name, value in recorded.items() if name not in METRICS}
 
 
 def of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:

@@ -18,9 +18,8 @@ COMPUTED_FROM = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
 )
-RECORDS = ("all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
-BENCHMARKS = ".eval_results/*.yaml"
-REPORTS = (CARD, *LICENCES, "*.png", *RECORDS, BENCHMARKS)
+RECORDS = ("all_results.json", "run.json", "previous_run.json", "evaluation.json")
+REPORTS = (CARD, *LICENCES, "*.png", *RECORDS)
 
 
 def matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:

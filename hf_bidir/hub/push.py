@@ -30,9 +30,8 @@ from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
 from hf_bidir.common.model_types import is_signed
-from hf_bidir.hub.benchmarks import OURS
 from hf_bidir.hub.card import merge_cards, write_card
-from hf_bidir.hub.files import BENCHMARKS, CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
+from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import activations
 
@@ -55,7 +54,6 @@ ADVICE = {  # by the status of the Hub's response
 }
 MISSING = "this account cannot see {}: it does not exist, or is private to another account; check the name, and your "
 MISSING += "account with `hf auth whoami`"
-NO_COLLECTION = "there is no collection {}, or you cannot see it; check its slug, owner/title-id"
 
 
 class PushError(OSError):
@@ -72,7 +70,6 @@ def push_checkpoint(
     create_pr: bool = False,
     dry_run: bool = False,
     tag: str | None = None,
-    collection: str | None = None,
     replaces: str | None = None,
 ) -> CommitInfo | str:
     """Publish a checkpoint folder: weights, config, model code, tokenizer or image processor, card, figures, results.
@@ -92,7 +89,6 @@ def push_checkpoint(
         create_pr: propose the commit as a pull request instead, without a tag of its content.
         dry_run: upload nothing.
         tag: tag for the commit, such as "v1".
-        collection: slug of a collection, "owner/title-id", that gets the repository; not with `create_pr`.
         replaces: an earlier model of yours on the Hub, whose card then names this one as its `new_version`.
 
     Returns:
@@ -106,16 +102,11 @@ def push_checkpoint(
         raise ValueError(
             f"expected the name of an earlier model that {repo_id} replaces, got its own; name another one."
         )
-    if collection is not None and create_pr:
-        raise ValueError("a pull request adds no model to a collection; leave out the collection, or the pull request.")
     api = HfApi(token=token, library_name="hf_bidir")
     with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
         if not dry_run:
             with _one_line_errors(repo_id):
                 api.whoami()  # fails before the checks, which take longer
-            if collection is not None:
-                with _one_line_errors(collection, missing=NO_COLLECTION):
-                    api.get_collection(collection)
             if replaces is not None:
                 with _one_line_errors(replaces):
                     api.model_info(replaces)
@@ -125,7 +116,6 @@ def push_checkpoint(
         if dry_run:
             where = f"{repo_id}{f', {revision}' if revision else ''}"
             lines = [staged.summary(), f"This would be one commit to {where} ({staged.content})."]
-            lines += [f"{repo_id} would be added to the collection {collection}."] * (collection is not None)
             lines += [f"The card of {replaces} would name {repo_id} as its new version."] * (replaces is not None)
             return "\n".join([*lines, "Nothing was sent."])
         with _one_line_errors(repo_id):
@@ -141,16 +131,12 @@ def push_checkpoint(
                 commit_message=f"Checkpoint {staged.folder.name}",
                 revision=revision,
                 create_pr=create_pr,
-                delete_patterns=OURS,  # unless it is in the folder
             )
         with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
             if not create_pr:
                 _tag_content(api, staged, repo_id, commit.oid)
             if tag is not None:
                 api.create_tag(repo_id, tag=tag, revision=commit.oid)
-        if collection is not None:
-            with _one_line_errors(collection, "the commit exists, but is not in the collection", NO_COLLECTION):
-                api.add_collection_item(collection, repo_id, "model", exists_ok=True)
         if replaces is not None:
             with _one_line_errors(replaces, f"the commit exists, but the card of {replaces} does not name it"):
                 metadata_update(replaces, {"new_version": repo_id}, overwrite=True, token=token, create_pr=create_pr)
@@ -166,7 +152,7 @@ class Staged:
     @property
     def files(self) -> dict[str, Path]:
         """The files by name."""
-        return matching(self.folder, ("*", *MODULES, BENCHMARKS))
+        return matching(self.folder, ("*", *MODULES))
 
     @property
     def content(self) -> str:
@@ -254,10 +240,11 @@ def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:
 
 
 def _check_contents(staged: Staged) -> None:
-    for file in staged.files.values():
+    # the card, which repeats what the others say, comes last
+    for file in sorted(staged.files.values(), key=lambda file: file.name == CARD):
         if file.stat().st_size > LARGEST:
             raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
-        if file.suffix not in (".json", ".md", ".txt", ".yaml"):
+        if file.suffix not in (".json", ".md", ".txt"):
             continue
         try:
             text = file.read_text(encoding="utf-8")
@@ -321,13 +308,12 @@ def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
 
 
 @contextmanager
-def _one_line_errors(name: str, state: str = "no commit was made", missing: str = MISSING) -> Iterator[None]:
+def _one_line_errors(name: str, state: str = "no commit was made") -> Iterator[None]:
     """Turn the client's errors into one line with the state and what to do, without any token.
 
     Args:
-        name: of the repository or collection that the calls concern.
+        name: of the repository that the calls concern.
         state: what the Hub has if a call fails.
-        missing: what to do if there is none of that name.
     """
     try:
         yield
@@ -339,7 +325,7 @@ def _one_line_errors(name: str, state: str = "no commit was made", missing: str 
         raise PushError(f"{state}: {name} has no such revision ({first_line(error)}); name a branch.") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
-        advice = missing if isinstance(error, RepositoryNotFoundError) or status == 404 else ADVICE.get(status or 0)
+        advice = MISSING if isinstance(error, RepositoryNotFoundError) or status == 404 else ADVICE.get(status or 0)
         told = (advice or "run the command again").format(name)
         raise PushError(f"{state}: {told} ({first_line(error)}).") from error
     except (OSError, RuntimeError) as error:  # the client raises RuntimeError for a file it could not send

@@ -4,18 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from datasets import Dataset
-from huggingface_hub import ModelCard, parse_eval_result_entries
-from scipy.stats import ttest_rel
+from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.cli import app
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.card import card_differences, merge_cards, write_card
-from hf_bidir.hub.card_numbers import differences, headline, recalls_in, results_table
-from hf_bidir.hub.push import stage
 from tests.tiny_models import WORDS, word_tokenizer
 
 RESULTS = {
@@ -46,12 +42,6 @@ RUN = {
 NAMED = {"base_model": "someone/bert"}
 SIGNS = {"negative_share": 0.4, "accuracy_without_negatives": 0.5, "files": {}, "scores": {}}
 SIGNS |= {"split": "test", "data": RUN["data"]["test"]}
-SEEDS = {
-    "seeds": [0, 1, 2],
-    "note": "The weather was another.",
-    "this": {"name": "signed", "scores": {"accuracy": [0.8, 0.9, 1.0], "recall_good|fine": [0.5, 0.5, 0.5]}},
-    "counterpart": {"name": "plain", "scores": {"accuracy": [0.7, 0.7, 0.7], "recall_good|fine": [0.25, 0.5, 0.75]}},
-}
 
 
 def write(folder: Path, name: str, content: dict) -> None:
@@ -186,45 +176,6 @@ def test_the_card_links_the_papers_of_what_the_model_uses_beside_tanhmax(finishe
     assert "[Luong, Pham, Manning 2015](https://arxiv.org/abs/1508.04025)" in build_model_card(finished).text
 
 
-def named_benchmark(folder, benchmark):
-    return CliRunner().invoke(app, ["card", str(folder), "--benchmark", benchmark])
-
-
-def benchmark_entries(folder):
-    file = folder / ".eval_results/hf_bidir.yaml"
-    return parse_eval_result_entries(yaml.safe_load(file.read_text())) if file.exists() else []
-
-
-def test_the_accuracy_on_a_named_benchmark_is_published_for_its_leaderboard(finished):
-    assert named_benchmark(finished, "someone/benchmark:reviews").exit_code == 0
-    staged = stage(finished, finished.parent / "staged", "me/mine")
-    assert ".eval_results/hf_bidir.yaml" in staged.files
-    (entry,) = benchmark_entries(staged.folder)
-    assert (entry.dataset_id, entry.task_id, entry.value) == ("someone/benchmark", "reviews", 0.8125)
-    assert (entry.notes, entry.source_url) == ("accuracy", "https://huggingface.co/me/mine")
-
-
-@pytest.mark.parametrize(
-    ("scores", "value"), [({"test_macro_f1": 0.5}, 0.5), ({"test_perplexity": 7.5}, None), ({"eval_loss": 0.5}, None)]
-)
-def test_of_the_scores_only_accuracy_and_f1_are_those_of_a_leaderboard(finished, scores, value):
-    write(finished, "all_results.json", scores)
-    assert named_benchmark(finished, "someone/benchmark:reviews").exit_code == 0
-    assert [entry.value for entry in benchmark_entries(finished)] == ([] if value is None else [value])
-
-
-def test_a_benchmark_that_is_taken_back_has_no_number(finished):
-    named_benchmark(finished, "someone/benchmark:reviews")
-    assert benchmark_entries(finished)
-    assert named_benchmark(finished, "").exit_code == 0
-    assert not benchmark_entries(finished)
-
-
-def test_a_benchmark_without_a_task_is_refused(finished):
-    refused = named_benchmark(finished, "someone/benchmark")
-    assert (refused.exit_code, "expected a benchmark as OWNER/DATASET:TASK" in refused.output) == (2, True)
-
-
 def test_title_data_set_and_language_of_a_file_are_those_in_its_record(finished):
     train = {"source": "train.parquet", "sha256": "ab", "rows": 9, "title": "Reviews, first half"}
     train |= {"hub_name": "someone/others", "language": "en"}
@@ -324,44 +275,11 @@ def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_o
     assert "**Accuracy" not in build_model_card(finished).text
 
 
-def test_the_headline_is_the_mean_over_seeds_with_the_checkpoint_and_its_counterpart_beside_it(finished):
-    write(finished, "seeds.json", SEEDS)
-    card = build_model_card(finished)
-    assert "**Accuracy 0.9000 ± 0.1000** (mean ± standard deviation of 3 seeds)" in card.text
-    assert "this checkpoint (seed 7): 0.8125." in card.text
-    assert "The weather was another." in card.text
-    assert "corrected over the table (Holm)" in card.text
-    index = {result.metric_name: result.metric_value for result in card.data.eval_results}
-    assert index["accuracy, mean of 3 seeds ± 0.1000"] == pytest.approx(0.9)
-    assert index["accuracy, this checkpoint (seed 7)"] == 0.8125
-
-
-def test_overall_metrics_of_a_pair_are_compared_by_seed_and_recalls_only_shown():
-    header, accuracy, recall = results_table({"accuracy": 0.8125, "recall_good|fine": 0.725}, SEEDS, "test", 7)
-    assert header == ["metric", "signed, 3 seeds", "this checkpoint (seed 7)", "plain, 3 seeds", "difference", "p", "g"]
-    # 0.2 ± 4.303 * 0.1 / sqrt(3)
-    assert accuracy[:5] == ["accuracy", "0.9000 ± 0.1000", "0.8125", "0.7000 ± 0.0000", "+0.2000 [-0.0484, +0.4484]"]
-    assert recall == [r"recall of good\|fine", "0.5000 ± 0.0000", "0.7250", "0.5000 ± 0.2500", "", "", ""]
-    text = "\n".join(f"| {' | '.join(row)} |" for row in (header, accuracy, recall))
-    assert recalls_in(text) == {"recall_good|fine": 0.725}
-
-
-def test_p_values_of_a_pair_are_corrected_for_the_number_of_overall_metrics():
-    def with_another(side):
-        return side | {"scores": side["scores"] | {"macro_f1": side["scores"]["accuracy"][::-1]}}
-
-    found = differences({name: with_another(SEEDS[name]) for name in ("this", "counterpart")})
-    expected = 2 * ttest_rel([0.8, 0.9, 1.0], [0.7, 0.7, 0.7]).pvalue
-    assert [found[name].p_value for name in ("accuracy", "macro_f1")] == pytest.approx([expected, expected])
-
-
-def test_one_seed_has_no_deviation_and_no_test():
-    sides = {name: SEEDS[name] | {"scores": {"accuracy": [0.75]}} for name in ("this", "counterpart")}
-    seeds, scores = SEEDS | sides | {"seeds": [0]}, {"accuracy": 0.8125}
-    header, row = results_table(scores, seeds, "test", 0)
-    assert header == ["metric", "signed, 1 seed", "this checkpoint (seed 0)", "plain, 1 seed"]
-    assert row == ["accuracy", "0.7500", "0.8125", "0.7500"]
-    assert headline(scores, seeds, 0) == "**Accuracy 0.7500** (one seed)"
+def test_a_paragraph_in_the_record_about_other_runs_stands_among_the_results(finished):
+    write(finished, "run.json", RUN | {"comparison": "Accuracy of 3 seeds: 0.9 ± 0.1."})
+    results = build_model_card(finished).text.partition("## Results")[2].partition("##")[0]
+    assert "**Accuracy 0.8125**" in results
+    assert "Accuracy of 3 seeds: 0.9 ± 0.1." in results
 
 
 def test_on_the_hub_the_example_names_repository_and_revision_and_keeps_them_when_renewed(finished):

@@ -23,7 +23,6 @@ from tests.hub_user import User, start
 from tests.tiny_models import WORDS, stock_model, word_tokenizer
 
 ROOT = Path(__file__).parents[2]
-COLLECTION = "alice/signed-0123456789abcdef01234567"
 TOKENS = {"hf_alice": "alice", "hf_reader": "alice (read)", "hf_bob": "bob"}
 
 
@@ -159,8 +158,8 @@ def test_the_models_of_an_account_are_listed_from_their_cards(published):
     hub.create("carol/secret", files, private=True)
     (digits,) = json.loads(alice.run("models", "--namespace", "carol", "--json").stdout)
     assert (digits["name"], digits["source"], digits["task"]) == ("digits", "carol/digits", "image-classification")
-    assert (digits["megabytes"], digits["has_weights"], digits["seeds"]) == (2.0, False, 5)
-    assert (digits["metric"], digits["deviation"]) == ("accuracy", 0.0112)
+    assert (digits["megabytes"], digits["has_weights"], digits["metric"]) == (2.0, False, "accuracy")
+    assert digits["value"] == json.loads(files["all_results.json"])["test_accuracy"]
 
 
 def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(repository):
@@ -188,14 +187,6 @@ def test_a_stock_checkpoint_is_refused_with_the_way_to_a_signed_one(tmp_path):
         stage(tmp_path / "stock", tmp_path / "staged")
 
 
-def test_a_collection_gets_the_model_once(published, push_with):
-    published[0].collections[COLLECTION] = []
-    for _ in range(2):
-        done = push_with("--collection", COLLECTION)
-        assert done.returncode == 0, done.stderr
-    assert published[0].collections[COLLECTION] == ["alice/tiny"]
-
-
 def test_the_card_of_the_predecessor_names_the_model_also_after_it_is_pushed_again(
     published, push_with, folder, earlier
 ):
@@ -208,17 +199,13 @@ def test_the_card_of_the_predecessor_names_the_model_also_after_it_is_pushed_aga
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--collection", "alice/no-such-0123456789abcdef01234567"], "there is no collection alice/no-such-0123456789"),
         (["--replaces", "alice/no-such"], "this account cannot see alice/no-such: it does not exist"),
         (["--replaces", "alice/tiny"], "expected the name of an earlier model"),
-        (["--collection", COLLECTION, "--create-pr"], "a pull request adds no model to a collection"),
     ],
 )
-def test_a_collection_or_predecessor_that_cannot_be_is_refused_before_the_upload(
-    repository, push_with, options, message
-):
+def test_a_predecessor_that_cannot_be_is_refused_before_the_upload(repository, push_with, options, message):
     before = dict(repository.branches)
-    refused = push_with(*options, *([] if "--create-pr" in options else ["--revision", "new"]))
+    refused = push_with(*options, "--revision", "new")
     assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
     assert repository.branches == before
 
@@ -233,15 +220,6 @@ def test_a_predecessor_that_may_not_be_changed_is_an_error_that_says_what_was_up
     assert (refused.returncode, last.startswith(message)) == (2, True), refused.stderr
 
 
-def test_a_missing_page_of_a_repository_is_no_missing_collection(published, folder):
-    hub, alice = published
-    hub.fault = ("POST", "/preupload/", 404)
-    failed = alice.run("push", folder, "alice/missing")
-    hub.fault = None
-    assert (failed.returncode, "cannot see alice/missing" in failed.stderr) == (2, True), failed.stderr
-    assert "collection" not in failed.stderr
-
-
 def test_an_int8_copy_of_a_published_checkpoint_names_it_as_its_base(published, tmp_path):
     done = published[1].run("quantise", "alice/tiny", tmp_path / "int8")
     assert done.returncode == 0, done.stderr
@@ -254,13 +232,6 @@ def test_an_unchanged_folder_makes_no_commit(repository, push_with):
     before = dict(repository.commits)
     assert push_with().returncode == 0
     assert repository.commits == before
-
-
-def test_a_benchmark_that_the_folder_no_longer_names_loses_its_number_on_the_hub(repository, push_with):
-    ours, theirs = ".eval_results/hf_bidir.yaml", ".eval_results/theirs.yaml"
-    repository.add(repository.at("main") | {ours: b"[]", theirs: b"[]"})
-    assert push_with().returncode == 0
-    assert {ours, theirs} & repository.at("main").keys() == {theirs}
 
 
 def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(repository, push_with):
@@ -343,12 +314,11 @@ def test_a_failure_of_the_server_is_one_line_and_leaves_the_repository_as_it_was
 
 def test_a_dry_run_prints_files_card_and_options_and_asks_the_hub_for_nothing(published, folder):
     asked = len(published[0].requests)
-    options = ["--collection", COLLECTION, "--replaces", "alice/earlier"]
+    options = ["--replaces", "alice/earlier"]
     done = published[1].run("push", folder, "alice/dry", "--dry-run", *options, HF_TOKEN="")
     assert done.returncode == 0, done.stderr
     for fact in (
         *("model.safetensors", "bytes together", "Nothing was sent.", 'source, revision = "alice/dry"'),
-        f"alice/dry would be added to the collection {COLLECTION}.",
         "The card of alice/earlier would name alice/dry as its new version.",
     ):
         assert fact in done.stdout

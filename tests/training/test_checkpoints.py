@@ -5,6 +5,7 @@ import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -63,6 +64,10 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
         accuracy = [read(run, "all_results.json")["test_accuracy"] for run in folders[name]]
         assert (seeds[column]["name"], seeds[column]["scores"]["accuracy"]) == (name, accuracy)
     assert read(folders["digits-tanhmax"][1], "run.json")["seed"] == 1
+    means = {name: f"{mean(seeds[name]['scores']['accuracy']):.4f} ± " for name in ("this", "counterpart")}
+    card = (cards / "digits-tanhmax/README.md").read_text(encoding="utf-8")
+    assert f"Accuracy of 2 seeds (mean ± standard deviation): {means['this']}" in card
+    assert f"; of digits-softmax: {means['counterpart']}" in card
 
 
 def test_small_weights_lie_beside_their_card_and_no_code_does(made):
@@ -116,7 +121,7 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_pat
     card = (cards / "sst2-minilm-tanhmax/README.md").read_text(encoding="utf-8")
     assert card_differences(cards / "sst2-minilm-tanhmax") == []
     accuracy = read(cards / "sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
-    assert f"this checkpoint (seed 0): {accuracy:.4f}. Test data: " in card
+    assert f"**Accuracy {accuracy:.4f}**. Test data: " in card
     assert "converted and healed" in card
     results = runs / "seeds/sst2-minilm-tanhmax-seed1/all_results.json"
     before = json.loads(results.read_text())
@@ -155,7 +160,8 @@ def test_a_pair_of_language_models_is_measured_by_its_perplexity_also_in_the_lis
         results = read(place / "runs" / name, "all_results.json")
         card = (place / "cards" / name / "README.md").read_text(encoding="utf-8")
         assert card_differences(place / "cards" / name) == []
-        assert f"**Perplexity {results['eval_perplexity']:.4f}** (one seed)" in card
+        assert f"**Perplexity {results['eval_perplexity']:.4f}**" in card
+        assert f"Perplexity of 1 seed: {results['eval_perplexity']:.4f};" in card
         assert "Verified: `hf-bidir evaluate` measured the same numbers" in card
         assert "(explanation.png)" in card
         row = re.search(rf"{name}/README.md\) \| text-generation \| perplexity ([\d.]+) \(1\) \|", table)
