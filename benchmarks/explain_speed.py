@@ -72,11 +72,7 @@ def flow_rows(options: argparse.Namespace) -> list[list[str]]:
     scores = 2 * torch.randn(LAYERS, 1, HEADS, LENGTH, LENGTH)
     softmax, signed = list(scores.softmax(-1)), list(tanhmax(scores))
     flow = partial(attention_flow, workers=1, progress=False)
-    tasks = {
-        "softmax": partial(flow, softmax),
-        "TanhMax, unsigned": partial(flow, signed),
-        "TanhMax, signed": partial(flow, signed, signed=True),
-    }
+    tasks = {"softmax": partial(flow, softmax), "TanhMax": partial(flow, signed)}
     rows = [
         [f"flow, 128 tokens, 12 layers, one core: {name}", f"{seconds:.2f}", "", ""]
         for name, seconds in interleaved_medians(tasks, max(3, options.repeats // 2), warm_up=1).items()
@@ -106,7 +102,7 @@ def networkx_graph(attentions: list[torch.Tensor]) -> networkx.DiGraph:
 def erasure_rows(repeats: int) -> list[list[str]]:
     model, inputs = bert_base(), sentence(64)
     rows = []
-    for how in ("renormalise", "mask", "token"):
+    for how in ("renormalise", "token"):
         call = partial(erasure, model, inputs, 0, how, progress=False)
         tasks = {"ours": call, "plain": partial(call, chunk_size=1)}
         rows.append(row(f"leave-one-out, BERT-base, 64 tokens: {how}", interleaved_medians(tasks, repeats, warm_up=1)))

@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader
 from benchmarks.measure import RESULTS, ROOT, command_line, recipe, save_runs, train_once
 from benchmarks.runs import check_runs, listing, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
+from hf_bidir.checkpoints.layer_hooks import negative_share
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.cli.script import parse
 from hf_bidir.common.model_types import is_signed
-from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.heal import healing_data, student_and_teacher
 from hf_bidir.finetune.record import read_record
 from hf_bidir.hub import evaluate_checkpoint

@@ -34,7 +34,6 @@ from hf_bidir.explain.result import Alignment, Explanation
 HERE = Path(__file__).resolve().parent
 LARGEST = "10mb"  # size of an image file
 KEPT = 3600  # seconds until an upload is deleted
-SIGNED_ATTENTION = "signed-attention"  # the method whose scores are the coefficients
 LAUNCH = {
     "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
     "css_paths": HERE / "style.css",
@@ -228,7 +227,7 @@ def _under_coefficients(found: list[Explanation], drawn: list[str]) -> list[str]
     one = found[0]
     single = one.heads is not None and one.heads.numel() == 1
     several_windows = any(one.coefficients is None for one in found)
-    if one.method == SIGNED_ATTENTION or several_windows or not (single or one.head is not None):
+    if several_windows or not (single or one.head is not None):
         return drawn
     pairs = zip(coefficients(found), drawn, strict=True)
     return [f"<h4>Coefficients</h4>{above}<h4>{one.method.capitalize()}</h4>{picture}" for above, picture in pairs]

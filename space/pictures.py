@@ -47,10 +47,8 @@ def meaning(explanation: Explanation, aim: str) -> str:
     """What the colours mean where red supports the aim."""
     method = METHODS[explanation.method]
     things = "words" if explanation.example.grid is None else "patches"
-    if not method.signed:
+    if not method.explains_output:
         return f"the darker the {things}, the larger"
-    if method.oriented:
-        return f"red {things} have positive values, blue ones negative values"
     return f"red {things} support {aim}, blue ones oppose it"
 
 

@@ -106,11 +106,10 @@ FROZEN = {  # public names with their first parameters, as published
         **dict.fromkeys(("BidirRnnConfig", "BidirRnnForSequenceClassification"), ""),
     },
     "hf_bidir.explain": {
-        "attention_rollout": "attentions keep=None residual=0.5 mode='magnitude' heads='mean'",
-        "attention_flow": "attentions keep=None source=0 residual=0.5 signed=False",
+        "attention_rollout": "attentions keep=None residual=0.5 heads='mean'",
+        "attention_flow": "attentions keep=None source=0 residual=0.5",
         "contributions": "model inputs target=None",
         "erasure": "model inputs target=None how='renormalise'",
-        "orient_heads": "model dataloader",
         **dict.fromkeys(("text_heatmap", "image_heatmap"), ""),
     },
     "hf_bidir.hub": {"build_model_card": "folder", "push_checkpoint": "folder repo_id"},

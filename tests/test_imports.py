@@ -8,7 +8,7 @@ from tests import forks
 SHAPE = "hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9"
 
 
-COMMANDS = [["--help"], ["explain", "--help"], ["families", "roberta"], ["models", "--json"]]
+COMMANDS = [["--help"], ["explain", "--help"], ["families", "roberta"]]
 
 
 def run(code: str, python: str = sys.executable) -> list[str]:

@@ -37,8 +37,8 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.reading import read_bidir
-from hf_bidir.cli.models import NAMESPACE, local_models
 from hf_bidir.cli.script import read_recipe, run_script
+from hf_bidir.common.card import read_card
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import RECORD, read_json, replacing, write_json
 from hf_bidir.common.statistics import compare, mean_and_deviation
@@ -56,6 +56,7 @@ from training import causal_lm, distill, image_classification, recurrent_classif
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
+NAMESPACE = "hf-bidir"  # the project's account on the Hub
 SHOWN, WEIGHTS = ("*.json", "*.png"), "model.safetensors"
 DIGITS = 4
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
@@ -72,9 +73,8 @@ learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted
 all-MiniLM-L6-v2, healed: a sentence encoder, and a start for any text classifier. Weights below 10 MB are in
 this folder, and those of the two MiniLMs with TanhMax in half precision; load them by path in a clone, as each card
 shows.
-`hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved files and
-generates this page. On the Hub the names are `{NAMESPACE}/NAME`, by
-`hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
+`make checkpoints` trains the checkpoints, evaluates the saved files and generates this page. On the Hub the names are
+`{NAMESPACE}/NAME`, by `hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
 
 - **score**: accuracy, or where lower is better perplexity of language models and relative error of the encoder's hidden
   states; as mean ± standard deviation, with the number of seeds in brackets. **this checkpoint**: the same metric for
@@ -389,21 +389,27 @@ def name_data(folder: Path) -> None:
 
 def list_cards() -> Path:
     """Write model_cards/README.md: every checkpoint in one table, from the files beside its card."""
-    rows = []
-    for model in local_models(CARDS):
-        evaluation = read_json(CARDS / model.name / "evaluation.json")
-        share, without = evaluation.get("negative_share"), evaluation.get(f"{model.metric}_without_negatives")
-        signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]
-        size = [f"{model.megabytes:.1f}", "yes" if model.has_weights else "no"]
-        over_seeds = read_json(CARDS / model.name / "seeds.json").get("this", {}).get("scores", {}).get(model.metric)
-        values = over_seeds or [model.value]
-        metric = str(model.metric).replace("_", " ")
-        score = [f"{metric} {mean_and_deviation(values, DIGITS)} ({len(values)})", f"{model.value:.4f}"]
-        name = f"[{model.name}]({model.name}/README.md)"
-        rows.append(f"| {' | '.join([name, model.task, *score, *signs, *size, model.data])} |")
+    rows = [" | ".join(_row_of(card.parent)) for card in sorted(CARDS.glob("*/README.md"))]
+    rows = [f"| {row} |" for row in rows]
     with replacing(CARDS / "README.md") as temporary:
         temporary.write_text("\n".join([*HEADING, *rows, ""]), encoding="utf-8")
     return CARDS / "README.md"
+
+
+def _row_of(folder: Path) -> list[str]:
+    """The cells of a checkpoint: its name, task, scores, signs, size and data."""
+    first = read_card(folder / "README.md").data.eval_results[0]
+    metric, value = first.metric_name or first.metric_type, first.metric_value
+    values = read_json(folder / "seeds.json").get("this", {}).get("scores", {}).get(metric) or [value]
+    score = f"{metric.replace('_', ' ')} {mean_and_deviation(values, DIGITS)} ({len(values)})"
+    evaluation = read_json(folder / "evaluation.json")
+    share, without = evaluation.get("negative_share"), evaluation.get(f"{metric}_without_negatives")
+    signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    half = read_json(folder / "config.json").get("dtype") == "float16"
+    megabytes = (size or read_json(folder / RECORD)["num_parameters"] * (2 if half else 4)) / 1e6
+    cells = [first.task_type, score, f"{value:.4f}", *signs, f"{megabytes:.1f}", "yes" if size else "no"]
+    return [f"[{folder.name}]({folder.name}/README.md)", *cells, first.dataset_name]
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_bidir.checkpoints.linear_maps import gradients_through
@@ -102,6 +103,18 @@ def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[S
         _intervening(model, Interventions(edit=partial(add, DECODER_MASK)), decoder),
     ):
         yield count
+
+
+@torch.inference_mode()
+def negative_share(
+    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], threshold: float = NEGLIGIBLE
+) -> float | None:
+    """The share of negative coefficients among those that `counted_signs` counts, in [0, 1]; None without any."""
+    with counted_signs(model, threshold) as count:
+        for batch in batches:
+            count.masks = batch
+            model(**batch)
+    return count.share
 
 
 @contextmanager

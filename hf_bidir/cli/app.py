@@ -33,7 +33,7 @@ def main() -> None:
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
-    hf-bidir models
+    hf-bidir explain runs/roberta-signed "a charming film"
     hf-bidir COMMAND --help     options and examples of one command
     """
     import hf_bidir.cli.start  # noqa: F401  (before the command imports torch)

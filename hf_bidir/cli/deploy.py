@@ -59,7 +59,7 @@ def quantise(
     """Write a copy of a checkpoint with 8-bit weights.
 
     The linear layers have int8 weights; activations are rounded to 8 bits in each call (torchao). Quantise last: the
-    copy cannot be trained, converted, oriented or exported. docs/deployment.md shows what it costs in
+    copy cannot be trained, converted or exported. docs/deployment.md shows what it costs in
     accuracy.
 
     \b

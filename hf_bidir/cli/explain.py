@@ -18,12 +18,11 @@ DEFAULTS = {
 
 
 def methods_by_meaning() -> str:
-    """The methods in groups: the defaults, others for or against the prediction, signs of coefficients, no signs."""
+    """The methods in groups: the defaults, others for or against the prediction, no signs."""
     others = {name: method for name, method in METHODS.items() if name not in DEFAULTS}
     groups = {
         "also for or against": [name for name, method in others.items() if method.explains_output],
-        "signs of coefficients": [name for name, method in others.items() if method.oriented],
-        "only ranks": [name for name, method in others.items() if not method.signed],
+        "only ranks": [name for name, method in others.items() if not method.explains_output],
     }
     first = ", ".join(f"{name} (for {kind})" for name, kind in DEFAULTS.items())
     return "; ".join([f"Defaults: {first}", *(f"{meaning}: {', '.join(names)}" for meaning, names in groups.items())])
@@ -82,9 +81,8 @@ def explain(
 
     Prints the scores of largest magnitude and saves coefficients.png (of one head), scores.png, rollout-flow.png,
     heads.png and index.html, which has them all. A token with a positive score supports the target, one with a negative
-    score opposes it; the signs of coefficients refer to the target that heads are oriented towards. Patches are named
-    by row and column, counted from 0. A text that exceeds the limit of a classifier is explained in windows, with
-    scores.png alone. Put -- before a text that begins with a dash.
+    score opposes it. Patches are named by row and column, counted from 0. A text that exceeds the limit of a classifier
+    is explained in windows, with scores.png alone. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. With --chat, TEXT is put into the chat template of the tokenizer. A leading space

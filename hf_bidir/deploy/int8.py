@@ -24,7 +24,7 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
     Each row of a weight has a scale of its own; activations are rounded to int8 in each call, with a scale per token.
     Other weights, such as embeddings, norms and the output layer of a language model, keep their dtype; attention
     computes in it. A folder of sentence-transformers stays one.
-    The copy loads by `from_pretrained` where torchao is installed. It cannot be trained, converted, oriented or
+    The copy loads by `from_pretrained` where torchao is installed. It cannot be trained, converted or
     exported.
 
     Args:

@@ -1,8 +1,7 @@
 """Signed token scores of a model's predictions, and figures of them.
 
 `explain` explains a prediction in one call; `token_scores` computes one number per token by any method of `METHODS`,
-and each method is also a function of its own. A signed method either does not depend on the arbitrary signs of TanhMax
-heads, or its documentation says that it needs oriented heads.
+and each method is also a function of its own. No score depends on the arbitrary signs of TanhMax heads.
 
 Each name is imported on first use from where `__init__.pyi` has it, so that each use loads what it needs.
 """

@@ -31,14 +31,7 @@ from hf_bidir.explain.methods.contributions import pooled_contributions as poole
 from hf_bidir.explain.methods.contributions import value_weighted as value_weighted
 from hf_bidir.explain.methods.erasure import erasure as erasure
 from hf_bidir.explain.methods.flow import attention_flow as attention_flow
-from hf_bidir.explain.methods.gradients import grad_cam as grad_cam
-from hf_bidir.explain.methods.gradients import gradient_times_input as gradient_times_input
 from hf_bidir.explain.methods.gradients import integrated_gradients as integrated_gradients
-from hf_bidir.explain.methods.gradients import smooth_grad as smooth_grad
-from hf_bidir.explain.methods.value_zeroing import value_zeroing as value_zeroing
-from hf_bidir.explain.orient import flip_heads as flip_heads
-from hf_bidir.explain.orient import orient_heads as orient_heads
-from hf_bidir.explain.orient import oriented_towards as oriented_towards
 from hf_bidir.explain.registry import METHODS as METHODS
 from hf_bidir.explain.result import Alignment as Alignment
 from hf_bidir.explain.result import Explanation as Explanation

@@ -371,7 +371,7 @@ def _explain_batch(
     parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
     predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
     scores, used, why = _scores(model, parts, method, batch_size, predicted, counts, chosen)
-    about = [*_orientation(model, used), *([why] if why else [])]
+    about = [why] if why else []
     shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
     for example, own, one, pieces in zip(examples, windows, predicted, scores.split(counts), strict=True):
         length = len(example.token_of_piece)
@@ -469,18 +469,3 @@ def _lost(example: Example, tokenizer) -> list[str]:
     named = ", ".join(visible(shortened(word)) for word in words[:UNKNOWN]) + ", …" * (len(words) > UNKNOWN)
     read = f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}."
     return [*notes, read] if words else notes
-
-
-def _orientation(model: PreTrainedModel, method: str) -> list[str]:
-    """One sentence on raw signs: what they are oriented towards, or that they are not."""
-    if not METHODS[method].oriented:
-        return []
-    from hf_bidir.explain.orient import oriented_towards, signs_are_free
-
-    if not signs_are_free(model):
-        return []
-    if target := oriented_towards(model):
-        return [f"The heads are oriented: on average, a positive coefficient supports {target}."]
-    return [
-        f"{method} needs oriented heads; the sign of each head is arbitrary. Classifiers: run hf-bidir orient first."
-    ]

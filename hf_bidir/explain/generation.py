@@ -17,7 +17,6 @@ from hf_bidir.explain.inputs.text import Example, check_prompt, is_template, rea
 from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.methods.chefer import cross_rollout
-from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import (
     SegmentedInputs,
     attends_between_tokens,
@@ -100,8 +99,8 @@ def align(
     explained = f'Generated: "{visible(tokenizer.decode(ids[0], skip_special_tokens=True))}".'
     if example.truncated:
         explained += f" The source was truncated by {example.truncated} tokens."
-    if COEFFICIENT in scores and signs_are_free(model):
-        explained += " Raw signs are not comparable between models: negating all coefficients changes no output."
+    if COEFFICIENT in scores and (coefficients < 0).any():
+        explained += " Signs of coefficients are not comparable between models."
     return Alignment(
         source=[visible(token) for token in example.tokens],
         written=spelled(tokenizer, ids[0, 1:].tolist()),
@@ -254,7 +253,7 @@ def explain_continuation(
         scores={METHODS[chosen].unit: by_token, f"a of {place}": by_source(attended)},
         first_length=len(shown),
         how_to_read=f"{METHODS[chosen].how_to_read}; a is the coefficient for the position before{largest}",
-        has_signs=METHODS[chosen].signed,
+        has_signs=METHODS[chosen].explains_output,
         probabilities=logits.softmax(-1).gather(-1, generated[:, None]).squeeze(-1).tolist(),
         values=y.tolist() if whole else (),
     )

@@ -345,21 +345,3 @@ def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
             f"tokens for {rows} x {columns} patches."
         )
     return length - rows * columns
-
-
-def blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """For each signed layer the largest entry of a module list with it alone, or the smallest one with several."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    inside = {entry: set(entry.modules()) for found in lists for entry in found}
-    layers, around = signed_layers(model), {}
-    for layer in layers:
-        holding = [entry for entry, parts in inside.items() if entry is not layer and layer in parts]
-        if not holding:
-            raise ValueError(
-                f"expected attention layers inside a list of blocks; the {type(layer).__name__} of "
-                f"{type(model).__name__} is not. Use a method that needs no blocks, such as contributions."
-            )
-        alone = [entry for entry in holding if sum(other in inside[entry] for other in layers) == 1]
-        largest, some = (max, alone) if alone else (min, holding)
-        around[largest(some, key=lambda entry: len(inside[entry]))] = layer
-    return list(around)

@@ -28,11 +28,9 @@ class Method:
     function: str  # file and name, such as "erasure.erasure"
     options: Mapping[str, Any] = field(default_factory=dict)
     layers: Literal["all", "last", "up to the last", None] = None  # used by default; None: takes no layer or head
-    signed: bool = True
+    explains_output: bool = True  # + supports y and − opposes it; False: scores of at least 0, which only rank
     additive: bool = True  # a word's score is the sum of its pieces
-    oriented: bool = False  # needs `orient_heads` at λ = 1
     between_tokens: bool = False  # needs attention from every token to every token
-    of_patches: bool = False  # explains images alone
     of_outputs: bool = False  # reads no coefficients, so that a long text needs little memory
     one_query: bool = False  # starts at a single token, from which the output is read
     by_head: bool = True  # a method that takes a layer takes a head as well
@@ -50,25 +48,15 @@ class Method:
         return function(record.model, record, target, position=position, **self.options)
 
     @property
-    def explains_output(self) -> bool:
-        """Whether + means support of y and − opposition."""
-        return self.signed and not self.oriented
-
-    @property
     def takes_head(self) -> bool:
         """Whether the scores of one layer and head can be chosen."""
         return self.layers is not None and self.by_head
 
     @property
     def how_to_read(self) -> str:
-        """The meaning of + and −, and whether raw signs are comparable, without a full stop."""
+        """The meaning of the scores, without a full stop."""
         if self.explains_output:
             return "+ (red) supports y, − (blue) opposes it; the signs are comparable across tokens, layers and heads"
-        if self.signed:
-            return (
-                "+ (red) and − (blue) are signs of coefficients, not support or opposition; at λ = 1 they are "
-                "comparable across heads only after orient_heads"
-            )
         return "the stronger the colour, the larger; there are no signs, so support and opposition look the same"
 
     def caption(self, layer: int | None = None, head: int | None = None, images: bool = False) -> str:
@@ -90,10 +78,6 @@ METHODS: dict[str, Method] = {
         "AttnLRP: relevance for y, propagated backwards", "relevance", "1 backward", "attnlrp.relevance",
         between_tokens=True, of_outputs=True,
     ),
-    "attnlrp-values": Method(
-        "AttnLRP through the values alone, not through the scores", "relevance", "1 backward", "attnlrp.relevance",
-        {"through_scores": False}, between_tokens=True, of_outputs=True,
-    ),
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from {baseline}", "relevance",
         "1 forward, 1 backward of 2 copies", "attnlrp.integrated_relevance", between_tokens=True,
@@ -110,61 +94,32 @@ METHODS: dict[str, Method] = {
         "fall of y when no query attends to the token, other coefficients renormalised", "Δy", "n forward",
         "erasure.erasure", shared=True,
     ),
-    "erasure-mask": Method(
-        "fall of y when the token is masked like padding", "Δy", "n forward", "erasure.erasure", {"how": "mask"},
-        shared=True,
-    ),
     "erasure-token": Method(
         "fall of y when the token is removed from the input", "Δy", "n forward", "erasure.erasure", {"how": "token"},
-    ),
-    "gradient": Method("input times gradient", "x · ∂y/∂x", "1 backward", "gradients.gradient_times_input"),
-    "smoothgrad": Method(
-        "SmoothGrad: input times the mean gradient at noisy inputs", "x · mean ∂y/∂x", "25 forward, 25 backward",
-        "gradients.smooth_grad",
     ),
     "integrated-gradients": Method(
         "integrated gradients from {baseline}", "part of y",
         "50 forward, 50 backward", "gradients.integrated_gradients",
         sums="they sum to the change of y from the baseline, up to the error of the integral",
     ),
-    "grad-cam": Method(
-        "Grad-CAM: inputs x of the attention times the mean of ∂y/∂x over patches", "x · mean ∂y/∂x", "1 backward",
-        "gradients.by_grad_cam", layers="last", of_patches=True, by_head=False,
-    ),
-    "signed-attention": Method(
-        "coefficients a of the query read by the output", "a", NO_PASS, "attention.by_attention", {"signed": True},
-        layers="last", oriented=True,
-    ),
-    "signed-rollout": Method(
-        "signed rollout", "rollout", NO_PASS, "attention.by_rollout", {"signed": True}, layers="up to the last",
-        oriented=True, between_tokens=True,
-    ),
-    "signed-flow": Method(
-        "signed maximum flow", "flow", NO_PASS, "flow.by_flow", {"signed": True}, layers="up to the last",
-        oriented=True, additive=False, between_tokens=True, one_query=True,
-    ),
     "attention": Method(
         "magnitude |a| of the coefficients of the query read by the output", "|a|", NO_PASS,
-        "attention.by_attention", {"signed": False}, layers="last", signed=False,
+        "attention.by_attention", layers="last", explains_output=False,
     ),
     "rollout": Method(
-        "rollout of |a|", "rollout", NO_PASS, "attention.by_rollout", {"signed": False}, layers="up to the last",
-        signed=False, between_tokens=True,
+        "rollout of |a|", "rollout", NO_PASS, "attention.by_rollout", layers="up to the last",
+        explains_output=False, between_tokens=True,
     ),
     "flow": Method(
-        "maximum flow through |a|", "flow", NO_PASS, "flow.by_flow", {"signed": False}, layers="up to the last",
-        signed=False, additive=False, between_tokens=True, one_query=True,
+        "maximum flow through |a|", "flow", NO_PASS, "flow.by_flow", layers="up to the last",
+        explains_output=False, additive=False, between_tokens=True, one_query=True,
     ),
     "values": Method(
         "norm ‖a v W_o‖ of the weighted values of the query read by the output", "‖a v W_o‖", NO_PASS,
-        "contributions.by_values", layers="last", signed=False, between_tokens=True,
+        "contributions.by_values", layers="last", explains_output=False, between_tokens=True,
     ),
     "alti": Method(
         "ALTI: rollout of each token's share in attention, skip connection and norm", "share", NO_PASS,
-        "alti.by_alti", layers="up to the last", signed=False, between_tokens=True, by_head=False,
-    ),
-    "value-zeroing": Method(
-        "value zeroing: rollout of the change of each block's output without the value", "share", "n forward",
-        "value_zeroing.by_value_zeroing", layers="up to the last", signed=False, between_tokens=True, by_head=False,
+        "alti.by_alti", layers="up to the last", explains_output=False, between_tokens=True, by_head=False,
     ),
 }  # fmt: skip

@@ -153,7 +153,7 @@ class Explanation(Result):
 
     def number(self, score: float) -> str:
         """A score as text, with a sign if the method has signs."""
-        return signed(score) if METHODS[self.method].signed else f"{score:.2g}"
+        return signed(score) if METHODS[self.method].explains_output else f"{score:.2g}"
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
         """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""

@@ -20,13 +20,12 @@ from transformers import (
 )
 
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
-from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line, shared_names
 from hf_bidir.common.files import RECORD, read_json, write_json
 from hf_bidir.common.model_types import is_signed
-from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, LabelledDataArguments, TextDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.data.sources import is_table

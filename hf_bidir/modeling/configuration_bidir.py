@@ -31,7 +31,7 @@ FIELDS_DOC = """
         most `attn_window` positions away, on either side.
     attn_window: at least 1; only with `attn_scope="window"`.
     attn_partial: sign only layers that use transformers' attention interface; other attention stays softmax.
-    attn_oriented: what `hf_bidir.explain.orient_heads` recorded about the signs of heads, for the weights it saw.
+    attn_oriented: what development versions recorded about the signs of heads, for the weights they saw.
 """
 
 

@@ -31,8 +31,7 @@ from tqdm import tqdm
 
 from benchmarks.runs import listing
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import without_negatives
-from hf_bidir.explain.signs import negative_share
+from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
 from research.runs import ROOT, command_line, run_grid
 
 FILE = Path(__file__).with_name("results") / "embeddings.csv"

@@ -17,7 +17,8 @@ at random, and without each head's weaker sign; for SST-2 how often contribution
 word (treebank in DATA/sst_trees).
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,10 +35,15 @@ from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
 from benchmarks.measure import KEEP_LAST
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
+from hf_bidir.checkpoints.layer_hooks import (
+    at_tokens,
+    edited_coefficients,
+    negative_share,
+    signed_parts,
+    without_negatives,
+)
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.explain import token_scores
-from hf_bidir.explain.signs import negative_share, negative_variance_share
 from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_split
 from hf_bidir.finetune.data.sources import read_table
@@ -81,6 +87,31 @@ def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
     measure("_without_weaker_sign", without_weaker_sign(model, varying))
     measure("_without_positive_mass", *(without_as_much_positive(model, seed) for seed in range(CONTROLS)))
     return found
+
+
+@torch.inference_mode()
+def negative_variance_share(model: PreTrainedModel, batches: Iterable[Batch]) -> Tensor:
+    """How much of each head's output varies with its negative coefficients, `[layers, heads]` in [0, 1].
+
+    With `o+` and `o-` the contexts of the positive and of the negative coefficients of a head, this is `Var(o-) /
+    (Var(o+) + Var(o-))`, the total variance over queries that are not padding. It is 0 for softmax, and for negative
+    coefficients whose effect is a constant vector. Flipping the sign of a head turns it into 1 minus itself. NaN for a
+    head whose output is constant.
+    """
+    contexts: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def record(layer: int, positive: Tensor, negative: Tensor) -> None:
+        contexts[layer].append((at_tokens(positive, keep), at_tokens(negative, keep)))
+
+    with signed_parts(model, record):
+        for batch in batches:
+            keep = batch.get("attention_mask")
+            model(**batch)
+    shares = []
+    for layer in sorted(contexts):
+        positive, negative = (torch.cat(part).var(0).sum(-1) for part in zip(*contexts[layer], strict=True))
+        shares.append(negative / (positive + negative))
+    return torch.stack(shares)
 
 
 def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractContextManager[None]:

@@ -123,9 +123,7 @@ def measured(prompt: Prompt) -> list[Row]:
 def scored(prompt: Prompt) -> Iterator[tuple[Row, Tensor]]:
     """Every method with its scores `[length]` and what they cost."""
     model, place = prompt.model, {"target": prompt.target, "position": prompt.position}
-    functions = {
-        method: partial(token_scores, method=method) for method in methods_of(model) if not METHODS[method].oriented
-    } | VARIANTS
+    functions = {method: partial(token_scores, method=method) for method in methods_of(model)} | VARIANTS
     for method, function in functions.items():
         start = time.perf_counter()
         scores = function(model, prompt.inputs, **place)[0].detach()

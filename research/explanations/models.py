@@ -24,7 +24,6 @@ import pandas as pd
 from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import check_runs, comparisons, markdown, spread
 from hf_bidir.common.statistics import TESTED
-from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.explanations.tasks import (
     CONVERTED,
@@ -35,10 +34,10 @@ from research.explanations.tasks import (
     batches_of,
     folder_of,
     load,
-    orient,
     sample,
 )
 from research.runs import command_line, recipe, run_grid, train
+from research.signs.orientation import CONSISTENT, sign_shares
 
 FILE = Path(__file__).with_name("results") / "explained_models.csv"
 KEY = ("task", "model", "seed")
@@ -105,7 +104,7 @@ def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     if data.text is not None:
         texts = [row[data.text] for row in sample(data.file(data_dir, "train"), 256)]
         model, tokenizer = load(folder)
-        share = orient(model, batches_of(tokenizer, texts), target=1)
+        share = sign_shares(model, batches_of(tokenizer, texts), target=1)
     return {
         "accuracy": found.scores["accuracy"],
         "negative_share": found.negative_share,

@@ -31,7 +31,7 @@ FAMILIES = {
 TEXTS, IMAGES = ("sst2", "agreement", "movies"), ("fashion",)
 REPEATED, FAST = "erasure-token", ("1 backward", "2 forward, 2 backward")
 SIGNED = [name for name, method in METHODS.items() if method.explains_output]
-UNSIGNED = [name for name, method in METHODS.items() if not method.signed]
+UNSIGNED = [name for name, method in METHODS.items() if not method.explains_output]
 
 
 def tables(runs: pd.DataFrame) -> str:
@@ -58,8 +58,7 @@ def ranks(runs: pd.DataFrame, tasks: tuple[str, ...], half: str, methods: list[s
     """The place of each method by seed, from 0 (always the best) to 1 (always the worst).
 
     Means of ranks within a family of measures, then over families, tasks and models; of measures that all methods have.
-    Methods that were not measured in every task are left out; scores that are the same as those of another method, such
-    as erasure-mask with softmax, count as they are.
+    Methods that were not measured in every task are left out.
     """
     runs = runs[runs["task"].isin(tasks) & (runs["half"] == half) & runs["method"].isin(methods)]
     groups = list(runs.groupby(["task", "model", "seed"]))

@@ -20,8 +20,7 @@ seed, method and half of the examples: one half chooses the default method ("cho
                           and spread), mean over draws
     seconds, forward_passes   median time per example, one thread; and in units of a forward pass
 
-Signed coefficients are left out where coefficients have no signs, and their oriented heads where weights are random. A
-model whose rows are there, with the same weights, is not measured again.
+A model whose rows are there, with the same weights, is not measured again.
 """
 
 import argparse
@@ -44,9 +43,8 @@ from tqdm import tqdm
 from hf_bidir.common.files import sha256
 from hf_bidir.explain import METHODS, token_scores
 from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import reads_images
-from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models, orient
+from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models
 from research.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
 from research.faithfulness.masked_fidelity import SIZES
 from research.runs import command_line, run_grid
@@ -80,9 +78,7 @@ def scores_of(model, one: Explained, method: str, target: int) -> Tensor:
         text = " ".join(one.example.tokens).encode()
         return torch.randn(len(one.example.token_of_piece), generator=torch.Generator().manual_seed(crc32(text)))
     explains = METHODS[method].explains_output
-    found = token_scores(model, one.example.inputs, method, target if explains else None)[0]
-    # heads of texts are oriented towards class 1, those of images towards the predicted class
-    return -found if METHODS[method].oriented and target == 0 and not reads_images(model) else found
+    return token_scores(model, one.example.inputs, method, target if explains else None)[0]
 
 
 def by_word(one: Explained, scores: Tensor, method: str) -> np.ndarray:
@@ -168,8 +164,7 @@ FILE = Path(__file__).with_name("results") / "explanations.csv"
 KEY = ("task", "model", "seed", "method", "half")
 COUNTS = {"sst2": 100, "agreement": 24, "movies": 20, "fashion": 40}  # examples of the test split
 FAITHFUL, SANE = {"sst2": 24}, 5  # fewer of them for curves and F-Fidelity; those for random weights
-LEFT_OUT = {"movies": ("flow", "signed-flow")}  # their time grows with the cube of the length
-ORIENTED = 256  # training examples that orient the heads
+LEFT_OUT = {"movies": ("flow",)}  # its time grows with the cube of the length
 MASK_STEPS, MASK_BATCH = 60, 16  # of the tuning for F-Fidelity
 MASKS = {True: (SIZES, 10), False: ((0.1, 0.3, 0.5), 8)}  # sizes and draws of F-Fidelity, of images or texts
 HALVES = ("choice", "report")
@@ -204,12 +199,11 @@ def measured(task: str, folder: Path, options: argparse.Namespace, only: str | N
     """The rows of a model, two for each method, or for one only."""
     model, processor = load(folder)
     training = list(training_batches(task, model, processor, options.data_dir))
-    orient(model, training[: ORIENTED // MASK_BATCH], target=None if reads_images(model) else 1)
     examples = list(examples_of(task, model, processor, options.data_dir, COUNTS[task]))
     fidelity_of = fidelity(model, training, replacement_of(task, processor), *MASKS[reads_images(model)])
-    free, rows = signs_are_free(model), []
+    rows = []
     methods = [name for name in methods_of(model) if name not in LEFT_OUT.get(task, ())]
-    methods = [name for name in methods if (free or not METHODS[name].oriented) and only in (None, name)]
+    methods = [name for name in methods if only in (None, name)]
     for method in tqdm(methods if only else [*methods, RANDOM], desc=folder.name):
         few = examples[: FAITHFUL.get(task)]
         predicted, seconds = timed_scores(model, few, method)
@@ -223,7 +217,7 @@ def measured(task: str, folder: Path, options: argparse.Namespace, only: str | N
             row = {"method": method, "half": name} | seconds | of_people(task, examples[half::2], method, support)
             scored = list(zip(few[half::2], predicted[half::2], strict=True))
             rows.append(row | deletion_and_insertion(model, scored) | fidelity_of(scored))
-    sane = randomised(model, examples[:SANE], [name for name in methods if not METHODS[name].oriented])
+    sane = randomised(model, examples[:SANE], methods)
     return [row | sane.get(row["method"], {}) for row in rows]
 
 
@@ -232,7 +226,7 @@ def of_people(
 ) -> Mapping[str, float | None]:
     """Agreement with people, where a task has their labels; `support(example, target)` are scores."""
     if task == "sst2":
-        signed = method == RANDOM or METHODS[method].signed
+        signed = method == RANDOM or METHODS[method].explains_output
         scored = [(one, support(one, 1)) for one in examples] if signed else []
         return agreement(scored, method)
     if task == "movies":

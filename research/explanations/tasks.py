@@ -1,9 +1,8 @@
-"""Shared code of the benchmarks of explanations: their models by task and seed, sampled sentences, oriented heads."""
+"""Shared code of the benchmarks of explanations: their models by task and seed, and sampled sentences."""
 
 import argparse
 import random
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.measure import ROOT
-from hf_bidir.explain import load_checkpoint, orient_heads, read_image, read_text
+from hf_bidir.explain import load_checkpoint, read_image, read_text
 from hf_bidir.explain.inputs.text import Example
-from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_table
 
@@ -35,7 +33,7 @@ class Task:
     Attributes:
         title: the name in tables.
         folder: of its files in DIR.
-        classes: their names; heads are oriented towards the last one. None: those of the recipe.
+        classes: their names, the last one explained. None: those of the recipe.
         text: the column of the texts; None for images.
         options: of training, in place of those in the recipes.
         files: the file of each split; by default SPLIT.parquet.
@@ -179,12 +177,3 @@ def batches_of(tokenizer, texts: Iterable[str]) -> list[dict[str, Tensor]]:
         dict(tokenizer(list(batch), padding=True, truncation=True, max_length=256, return_tensors="pt"))
         for batch in torch.utils.data.DataLoader(list(texts), batch_size=16)
     ]
-
-
-def orient(model: PreTrainedModel, batches: list[dict[str, Tensor]], target: int | None) -> Tensor | None:
-    """Orient the heads by training examples; their shares of one sign `[layers, heads]`, None for softmax."""
-    if not signs_are_free(model):
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # most heads have no consistent sign; a table shows their number
-        return orient_heads(model, batches, target)

@@ -12,6 +12,7 @@ and flow of seed 0 on one sentence of subject-verb agreement.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +39,14 @@ from research.explanations.tasks import (
     models,
     sample,
 )
+from research.paper.gradients import gradient_times_input
 from research.runs import command_line, run_grid
 
 KEY_WITHOUT_SEED = ("task", "model", "reference", "measure")
 FILE = Path(__file__).with_name("results") / "faithfulness_by_layer.csv"
 KEY = (*KEY_WITHOUT_SEED, "seed")
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
-REFERENCES = {"erasure": "erasure-token", "gradient": "gradient"}
+REFERENCES = {"erasure": partial(token_scores, method="erasure-token"), "gradient": gradient_times_input}
 MEASURED = ("sst2", "agreement")
 SHOWN, LONGEST = ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
 
@@ -82,13 +84,14 @@ def correlations(model, tokenizer, texts: list[str]) -> list[dict[str, object]]:
         target = model(**example.inputs).logits.argmax(-1)
         words = ~torch.tensor(example.special)[example.token_of_piece]
 
-        def sizes(method, **options):
-            return token_scores(model, example.inputs, method, target, **options)[0, words].abs().numpy()  # noqa: B023
+        def sizes(function, **options):
+            scores = function(model, example.inputs, target=target, **options)  # noqa: B023
+            return scores[0, words].detach().abs().numpy()  # noqa: B023
 
-        references = {reference: sizes(method) for reference, method in REFERENCES.items()}
+        references = {reference: sizes(function) for reference, function in REFERENCES.items()}
         for measure in BY_LAYER:
             for layer in layers:
-                measured = sizes(measure, layer=layer)
+                measured = sizes(token_scores, method=measure, layer=layer)
                 for reference, values in references.items():
                     found[reference, measure][layer].append(spearmanr(measured, values).statistic)
     return [

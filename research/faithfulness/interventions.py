@@ -13,8 +13,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.record import blocks, keep_mask_of, prepared_inputs
+from hf_bidir.explain.record import keep_mask_of, prepared_inputs
 from hf_bidir.modeling.activations import upcast
+from hf_bidir.modeling.signed_layers import signed_layers
 
 
 def total_variation(first: Tensor, second: Tensor) -> Tensor:
@@ -170,3 +171,21 @@ def _randomise(weight: Tensor, generator: torch.Generator) -> None:
     spread = weight.float().std(correction=0)
     drawn = weight.float().mean().cpu() + spread.cpu() * torch.randn(weight.shape, generator=generator)
     weight.copy_(drawn)
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """For each signed layer the largest entry of a module list with it alone, or the smallest one with several."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    inside = {entry: set(entry.modules()) for found in lists for entry in found}
+    layers, around = signed_layers(model), {}
+    for layer in layers:
+        holding = [entry for entry, parts in inside.items() if entry is not layer and layer in parts]
+        if not holding:
+            raise ValueError(
+                f"expected attention layers inside a list of blocks; the {type(layer).__name__} of "
+                f"{type(model).__name__} is not. Use a method that needs no blocks, such as contributions."
+            )
+        alone = [entry for entry in holding if sum(other in inside[entry] for other in layers) == 1]
+        largest, some = (max, alone) if alone else (min, holding)
+        around[largest(some, key=lambda entry: len(inside[entry]))] = layer
+    return list(around)

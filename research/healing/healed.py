@@ -19,9 +19,8 @@ from benchmarks.measure import command_line, run_grid
 from benchmarks.real_weights import CACHE, load
 from benchmarks.runs import listing
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
 from hf_bidir.checkpoints.reading import read_bidir
-from hf_bidir.explain.signs import negative_share
 from research.healing.trials import TEXTS, blocks_of, perplexities
 from research.language_models.run import looked_into, quantised
 

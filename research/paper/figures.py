@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain import image_heatmap, load_checkpoint, token_scores
+from hf_bidir.explain import image_heatmap, load_checkpoint
 from hf_bidir.explain.draw.colors import COLORS
 from hf_bidir.explain.record import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
@@ -17,7 +17,7 @@ from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.synthetic import SETS
 from research.paper.cells import Cell
 from research.paper.experiments import Experiment, Settings
-from research.paper.measures import CHANCE, NEUTRAL_GRADE, RANKINGS, SHARES, WORD_SUMS
+from research.paper.measures import CHANCE, NEUTRAL_GRADE, RANKINGS, SHARES, WORD_SUMS, scores_of
 
 POLAR_FROM = 0.5  # minimum mean distance from the neutral grade
 SHOWN = ("softmax", "tanhmax")
@@ -153,7 +153,7 @@ def overlays(runs: Mapping[str, Path], test: Path) -> Figure:
             for guess, one in zip(guesses, examples, strict=True)
         ]
         for method in OVERLAYS:
-            scores = token_scores(model, {"pixel_values": pixels}, method, target).detach()
+            scores = scores_of(model, {"pixel_values": pixels}, method, target)
             grids = scores[:, -patches.numel() :].unflatten(1, patches)
             figure_row = next(rows)
             figure_row.suptitle(f"{variant}: {method}; predicted class, and the true one where it differs", fontsize=9)

@@ -12,11 +12,10 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.explain import erasure, gradient_times_input, read_text, token_scores
-from hf_bidir.explain.methods import METHODS, methods_of
+from hf_bidir.checkpoints.layer_hooks import negative_share
+from hf_bidir.explain import erasure, read_text, token_scores
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
 from hf_bidir.explain.record import keep_mask_of
-from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.data.image_data import ImageCollator
 from research.faithfulness import (
     adversarial_attention,
@@ -33,6 +32,7 @@ from research.faithfulness import (
 from research.faithfulness.deletion import before_patches
 from research.paper.data import sample
 from research.paper.experiments import Amount
+from research.paper.gradients import grad_cam, gradient_times_input
 
 POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the first minus that of the second
 NEUTRAL_GRADE = 2  # of a word by people, on the scale 0 to 4
@@ -208,8 +208,9 @@ def _people(one: Classifier, human: Dataset, sign: float) -> dict[str, Any]:
 
 
 CHANCE = "random"
-# methods of explain, of which a model is ranked by those that it supports, and a random one
-RANKINGS = ("contributions", "gradient", "grad-cam", "rollout", "attention", CHANCE)
+OF_IMAGES = "grad-cam"
+RANKINGS = ("contributions", "gradient", OF_IMAGES, "rollout", "attention", CHANCE)
+SIGNED = ("contributions", "gradient")
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 DEEP_BATCH = 50
 Processor: TypeAlias = PreTrainedTokenizerBase | BaseImageProcessor
@@ -231,11 +232,11 @@ def measure_deep(
     """
     rows: dict[str, list] = defaultdict(list)
     curves: dict[str, list] = defaultdict(list)
-    methods = [name for name in RANKINGS if name in methods_of(model)]
+    methods = [name for name in RANKINGS if name != CHANCE and (name != OF_IMAGES or "image" in test.column_names)]
     every = list(batches(processor, test, amount, max_length))
     for index, inputs in enumerate(every):
         target = model(**inputs).logits.argmax(-1)
-        scores = {name: token_scores(model, inputs, name, target).detach() for name in methods}
+        scores = {name: scores_of(model, inputs, name, target) for name in methods}
         special = special_tokens(model, inputs, scores["attention"].shape[-1])
         scores[CHANCE] = torch.from_numpy(np.random.default_rng(index).random(special.shape, dtype=np.float32))
         for name, ranked in scores.items():
@@ -254,12 +255,19 @@ def measure_deep(
     return dict(rows) | {"curves": means, "negative_share": negative_share(model, every)}
 
 
+def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor], ranking: str, target: Tensor) -> Tensor:
+    """The scores of one of `RANKINGS` but the random one, `[batch, length]`."""
+    own = {"gradient": gradient_times_input, OF_IMAGES: grad_cam}
+    method = own.get(ranking, partial(token_scores, method=ranking))
+    return method(model, inputs, target=target).detach()
+
+
 def taus_with(effect: Tensor, scores: dict[str, Tensor], keep: Tensor) -> dict[str, list[float]]:
     """Kendall's tau per example: "tau_X" of signed scores X with the effects of erasure, "tau_|X|" of magnitudes."""
     effects, magnitudes = kept_rows(effect, keep), kept_rows(effect.abs(), keep)
     found = {}
-    for name in ("contributions", "gradient", "attention"):
-        if METHODS[name].signed:
+    for name in (*SIGNED, "attention"):
+        if name in SIGNED:
             found[f"tau_{name}"] = kendall_tau(kept_rows(scores[name], keep), effects).tolist()
         found[f"tau_|{name}|"] = kendall_tau(kept_rows(scores[name].abs(), keep), magnitudes).tolist()
     return found

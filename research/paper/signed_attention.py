@@ -25,6 +25,7 @@ from benchmarks.measure import ROOT, write_table
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.draw.colors import Scale, text_color_on
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.measures import Classifier
 from research.runs import command_line
@@ -71,10 +72,10 @@ def explain(folder: Path, sentence: str, texts: list[str] | None) -> Row:
     sign, share = Classifier(model, tokenizer).orientation(texts) if texts else (1.0, None)
     sign = sign if model.config.attn_activation == "tanhmax" else 1.0  # softmax coefficients are already positive
     example = read_text(tokenizer, sentence, model.config.max_position_embeddings)
-    coefficients, contributions = (
-        example.by_token(token_scores(model, example.inputs, method, POSITIVE).detach())[0].numpy()
-        for method in ("signed-attention", "contributions")
-    )
+    ((attended,),) = record_coefficients(model, example.inputs)[1]  # of one layer and one text
+    supported = token_scores(model, example.inputs, "contributions", POSITIVE)[0]
+    rows = (attended[0, 0], supported)  # of one head and one query
+    coefficients, contributions = (example.by_token(row.detach()).numpy() for row in rows)
     probabilities = model(**example.inputs).logits[0].softmax(-1)
     prediction = model.config.id2label[probabilities.argmax().item()]
     return Row(example.tokens, sign * coefficients, contributions, prediction, probabilities.max().item(), share)

@@ -11,12 +11,17 @@ from transformers import BertTokenizer, Trainer
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, convert_checkpoint
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
 from hf_bidir.cli.script import parse
-from hf_bidir.explain.orient import flip_heads
-from hf_bidir.explain.signs import negative_variance_share
 from research.conversions import embeddings
-from research.conversions.run import TASKS, VARIANTS, signs, without_as_much_positive, without_weaker_sign
+from research.conversions.run import (
+    TASKS,
+    VARIANTS,
+    negative_variance_share,
+    signs,
+    without_as_much_positive,
+    without_weaker_sign,
+)
 from research.runs import TRAINING
-from tests.explain.conftest import bert, sentences
+from tests.explain.conftest import bert, flip_heads, sentences
 from tests.sentence_models import SENTENCES, sentence_model
 
 WORDS = [f"w{index}" for index in range(20)]
@@ -107,6 +112,17 @@ def test_the_control_removes_as_much_positive_mass_as_there_is_negative_mass_in_
     assert (partly.sum(-1) <= 1).all()
     assert reduced.equal(again)
     assert not reduced.equal(other)
+
+
+def test_the_shares_of_the_variance_depend_on_the_signs_of_heads_and_not_on_padding():
+    model, batch = bert(), sentences()
+    share = negative_variance_share(model, [batch])
+    assert not negative_variance_share(bert(0.0), [batch]).any()  # softmax
+    padded = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in batch.items()}
+    torch.testing.assert_close(negative_variance_share(model, [padded]), share)
+    flipped = torch.tensor([[True, False], [False, True], [True, True]])
+    flip_heads(model, flipped)
+    torch.testing.assert_close(negative_variance_share(model, [batch]), torch.where(flipped, 1 - share, share))
 
 
 def test_flipping_a_head_changes_nothing_without_the_weaker_sign():

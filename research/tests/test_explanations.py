@@ -36,26 +36,26 @@ def measured(**methods):
 
 
 def test_the_order_counts_high_agreement_and_low_deletion_alike():
-    runs = measured(**{"contributions": (0.7, 0.2), "gradient": (0.4, 0.6), "integrated-gradients": (0.8, 0.3)})
+    runs = measured(**{"contributions": (0.7, 0.2), "chefer": (0.4, 0.6), "integrated-gradients": (0.8, 0.3)})
     found = report.ranks(runs, ("sst2",), "choice", list(runs["method"]))
-    assert found.loc[0].to_dict() == {"contributions": 0.25, "gradient": 1, "integrated-gradients": 0.25}
+    assert found.loc[0].to_dict() == {"contributions": 0.25, "chefer": 1, "integrated-gradients": 0.25}
 
 
 def test_only_methods_that_were_measured_everywhere_are_ranked():
-    runs = measured(**{"contributions": (0.7, 0.2), "gradient": (0.4, 0.6), "erasure": (0.9, 0.1)})
-    others = measured(**{"contributions": (0.7, 0.2), "gradient": (0.4, 0.6)}).assign(model="tanhmax")
+    runs = measured(**{"contributions": (0.7, 0.2), "chefer": (0.4, 0.6), "erasure": (0.9, 0.1)})
+    others = measured(**{"contributions": (0.7, 0.2), "chefer": (0.4, 0.6)}).assign(model="tanhmax")
     found = report.ranks(pd.concat([runs, others]), ("sst2",), "choice", list(runs["method"]))
-    assert found.loc[0].to_dict() == {"contributions": 0, "gradient": 1}
+    assert found.loc[0].to_dict() == {"contributions": 0, "chefer": 1}
 
 
 TEXTS = ("sst2", "agreement", "movies")
 
 
-@pytest.mark.parametrize(("method", "ties"), [("attnlrp", True), ("contributions", True), ("gradient", False)])
+@pytest.mark.parametrize(("method", "ties"), [("attnlrp", True), ("contributions", True), ("chefer", False)])
 def test_a_method_ties_with_the_first_inside_its_interval(method, ties):
     """The first one is ahead of the second in two seeds of three, and the last one is behind in all."""
-    scores = [{"attnlrp": (0.9, 0.1), "contributions": (0.8, 0.2), "gradient": (0.1, 0.9)}] * 2
-    scores.append({"attnlrp": (0.8, 0.2), "contributions": (0.9, 0.1), "gradient": (0.1, 0.9)})
+    scores = [{"attnlrp": (0.9, 0.1), "contributions": (0.8, 0.2), "chefer": (0.1, 0.9)}] * 2
+    scores.append({"attnlrp": (0.8, 0.2), "contributions": (0.9, 0.1), "chefer": (0.1, 0.9)})
     rows = [measured(**own).assign(seed=seed, task=task) for seed, own in enumerate(scores) for task in TEXTS]
     assert report.ties_with_first(pd.concat(rows), "texts", method) == ties
 

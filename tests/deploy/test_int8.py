@@ -15,7 +15,7 @@ from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
-from hf_bidir.explain import explain, orient_heads
+from hf_bidir.explain import explain
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from tests.tiny_models import inputs_of, stock_model, word_tokenizer
 from training import distill, text_classification
@@ -62,11 +62,6 @@ def test_a_copy_is_neither_converted_nor_quantised_again(folders, refusing, tmp_
     with pytest.raises(ValueError, match=r"has quantised weights, which cannot be (converted|quantised again)"):
         refusing(folders[1], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_copy_is_not_oriented(folders):
-    with pytest.raises(ValueError, match="BidirBertForSequenceClassification has quantised weights"):
-        orient_heads(read_model(folders[1]), [inputs_of("bert")])
 
 
 @pytest.mark.parametrize("stock", [False, True])

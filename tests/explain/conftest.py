@@ -1,5 +1,7 @@
 """Tiny models, one text-like batch and one batch of images."""
 
+from operator import add
+
 import pytest
 import torch
 import transformers
@@ -14,7 +16,8 @@ from hf_bidir import (
     BidirViTConfig,
     BidirViTForImageClassification,
 )
-from hf_bidir.explain import METHODS
+from hf_bidir.checkpoints.linear_maps import weight_of
+from hf_bidir.checkpoints.projections import projections
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
 # weights so large that coefficients are far from uniform, and a tiny model's outputs from constant
@@ -40,6 +43,18 @@ def pooling(activation: str = "tanhmax", classes: int = 3, **options):
     fields = {"vocab_size": 20, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "attn_scale": 1.0}
     config = BidirRnnConfig(**fields, num_labels=classes, attn_activation=activation, **options)
     return BidirRnnForSequenceClassification(config).eval()
+
+
+@torch.no_grad()
+def flip_heads(model, flipped):
+    """Negate the keys and values of the heads where `flipped` `[layers, heads]`, which at λ = 1 changes no output."""
+    for layer, heads in zip(projections(model), flipped, strict=True):
+        by_key_head = heads.view(len(layer.key), -1)[:, 0]
+        for chosen, maps in zip(by_key_head, map(add, layer.key, layer.value), strict=True):
+            for features in maps if chosen else ():
+                weight_of(features.linear)[features.indices] *= -1
+                if features.linear.bias is not None:
+                    features.linear.bias[features.indices] *= -1
 
 
 def with_biases(model):
@@ -105,7 +120,6 @@ def random_softmax(layers: int = 3, batch: int = 2, heads: int = 2, length: int 
     return list(scores.softmax(-1))
 
 
-TEXT_METHODS = [name for name, method in METHODS.items() if not method.of_patches]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "a", "good", "bad", "film", "un", "##believ", "##ably", "<b>", "!"]
 NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}

@@ -140,10 +140,10 @@ def test_pieces_of_a_source_word_are_taken_together():
     torch.testing.assert_close(found.scores[COEFFICIENT].sum(1), every.sum(1).detach())
 
 
-@pytest.mark.parametrize(("activation", "free"), [("tanhmax", True), ("softmax", False)])
-def test_the_caption_mentions_arbitrary_signs_only_where_they_are_arbitrary(activation, free):
+@pytest.mark.parametrize(("activation", "signed"), [("tanhmax", True), ("softmax", False)])
+def test_the_caption_compares_no_signs_of_models_whose_coefficients_have_both(activation, signed):
     _, figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).figures()["alignment"]
-    assert ("negating all coefficients" in " ".join(figure.get_supxlabel().split())) == free
+    assert ("not comparable between models" in " ".join(figure.get_supxlabel().split())) == signed
 
 
 def test_hard_selection_has_no_contributions():

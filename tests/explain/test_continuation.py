@@ -148,8 +148,8 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
     assert files == {"coefficients.png", "scores.png", "heads.png", "index.html"}
     told, _ = run("--target", "bad", "--method", "erasure")
     assert 'Explained: y, the logit of " bad" minus' in told
-    told, files = run("--new-tokens", "3", "--method", "gradient")
-    assert "input times gradient; y is the logit" in told
+    told, files = run("--new-tokens", "3", "--method", "attnlrp")
+    assert "AttnLRP: relevance for y, propagated backwards; y is the logit" in told
     assert files == {"alignment.png", "index.html"}
 
 

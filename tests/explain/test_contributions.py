@@ -8,9 +8,9 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel, tanhmax
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions
+from hf_bidir.explain import contributions, edge_contributions, pooled_contributions
 from hf_bidir.explain.target import Contrast
-from tests.explain.conftest import bert, images, sentences, vit
+from tests.explain.conftest import bert, flip_heads, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
 GAUGES = st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=3, max_size=3)

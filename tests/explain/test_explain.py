@@ -76,7 +76,7 @@ def test_windows_cover_a_long_text_and_share_tokens_with_their_neighbours():
 @pytest.mark.parametrize(
     ("make", "method", "target", "explained"),
     [
-        (model, "erasure-mask", 1, lambda outputs: outputs.logits[0, 1]),
+        (model, "erasure", 1, lambda outputs: outputs.logits[0, 1]),
         (model, "attention", 1, lambda outputs: outputs.logits[0, 1]),
         (headless, "contributions", None, lambda outputs: outputs.last_hidden_state[0, 0].norm()),  # on its direction
     ],
@@ -140,7 +140,7 @@ def test_explanations_in_several_threads_are_those_of_one_after_the_other():
 
 
 def test_words_have_their_mean_score_over_all_texts():
-    found = explain(model(), tokenizer(), TEXTS, "erasure-mask", target="positive")
+    found = explain(model(), tokenizer(), TEXTS, "erasure", target="positive")
     table = found.words()
     goods = [
         score for one in found for token, score in zip(one.tokens, one.scores.tolist(), strict=True) if token == "good"
@@ -158,8 +158,8 @@ def test_words_have_their_mean_score_over_all_texts():
 @pytest.mark.parametrize(
     ("targets", "method", "warns"),
     [
-        (("negative", "positive"), "erasure-mask", True),
-        (("positive", "positive"), "erasure-mask", False),
+        (("negative", "positive"), "erasure", True),
+        (("positive", "positive"), "erasure", False),
         (("negative", "positive"), "rollout", False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Attention flow against networkx: maximum flow on softmax; signed, the difference of two flows in a doubled graph."""
+"""Attention flow against the maximum flow of networkx."""
 
 import joblib
 import networkx
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_bidir import tanhmax
 from hf_bidir.explain import attention_flow
 from tests.explain.conftest import random_softmax
 
@@ -25,54 +24,20 @@ def plain_flow(matrices, source):
     ]
 
 
-def plain_signed_flow(layers, source):
-    """The same with two copies of each node, built edge by edge."""
-    length, graph = len(layers[0]), networkx.DiGraph()
-    for level, matrix in enumerate(layers):
-        for query in range(length):
-            for sign in (1, -1):
-                graph.add_edge((level + 1, query, sign), (level, query, sign), capacity=0.5)
-            for key in range(length):
-                a = 0.5 * float(matrix[query][key])
-                for sign in (1, -1):
-                    tail, head = (level + 1, query, sign), (level, key, sign if a > 0 else -sign)
-                    already = graph.edges[tail, head]["capacity"] if graph.has_edge(tail, head) else 0.0
-                    graph.add_edge(tail, head, capacity=already + abs(a))
-    top = (len(layers), source, 1)
-
-    def to(sink):
-        return networkx.maximum_flow_value(graph, top, sink)
-
-    return [to((0, key, 1)) - to((0, key, -1)) for key in range(length)]
-
-
 def with_residual(attentions, example):
     return [0.5 * layer[example].mean(0).numpy() + 0.5 * np.eye(layer.shape[-1]) for layer in attentions]
 
 
-@pytest.mark.parametrize(("signed", "source"), [(False, 3), (True, 0)])
-def test_on_softmax_it_is_the_classic_flow(signed, source):
+def test_on_softmax_it_is_the_classic_flow():
     attentions = random_softmax()
-    flow = attention_flow(attentions, source=source, signed=signed)
+    flow = attention_flow(attentions, source=3)
     for example in range(2):
-        expected = plain_flow(with_residual(attentions, example), source)
+        expected = plain_flow(with_residual(attentions, example), 3)
         np.testing.assert_allclose(flow[example].numpy(), expected, atol=1e-6)
 
 
-def test_signed_flow_equals_networkx_on_the_doubled_graph():
-    generator = torch.Generator().manual_seed(0)
-    attentions = [tanhmax(3 * torch.randn(1, 1, 4, 4, generator=generator)) for _ in range(3)]
-    flows = [attention_flow(attentions, source=source, signed=True)[0] for source in range(4)]
-    for source, flow in enumerate(flows):
-        expected = plain_signed_flow([layer[0, 0] for layer in attentions], source)
-        np.testing.assert_allclose(flow.numpy(), expected, atol=1e-6)
-    assert torch.stack(flows).min() < -0.1
-
-
-def test_an_edge_with_a_negative_coefficient_carries_negative_flow():
-    attention = torch.tensor([[[[0.0, -0.8], [0.0, 0.0]]]])
-    assert attention_flow([attention])[0].tolist() == pytest.approx([0.5, 0.4])
-    assert attention_flow([attention], signed=True)[0].tolist() == pytest.approx([0.5, -0.4])
+def test_an_edge_carries_the_magnitude_of_a_negative_coefficient():
+    assert attention_flow([torch.tensor([[[[0.0, -0.8], [0.0, 0.0]]]])])[0].tolist() == pytest.approx([0.5, 0.4])
 
 
 def test_a_padded_example_has_the_flow_it_has_alone():

@@ -35,7 +35,7 @@ def chat_tokenizer():
 
 @pytest.fixture(scope="module")
 def chat_model(chat_tokenizer):
-    return signed(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 1.0)
+    return signed(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 0.0)
 
 
 def test_the_words_of_a_sentence_or_a_paragraph_are_one_token():
@@ -72,13 +72,13 @@ def test_messages_of_a_plain_text_are_refused_with_what_they_need():
 
 
 def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
-    with pytest.raises(ValueError, match="erasure-token removes single tokens; use erasure or erasure-mask"):
+    with pytest.raises(ValueError, match="erasure-token removes single tokens; use erasure for segments"):
         explain(bert(), tokenizer(), TEXT, "erasure-token", segments="sentences")
 
 
 def test_erasure_removes_a_segment_as_a_whole():
     model = bert(negative_mass=0.0)
-    found = explain(model, tokenizer(), TEXT, "erasure-mask", target=1, segments="sentences")
+    found = explain(model, tokenizer(), TEXT, "erasure", target=1, segments="sentences")
     inputs = tokenizer()(TEXT, return_tensors="pt")
     whole = model(**inputs).logits[0, 1]
     kept = torch.ones_like(inputs["attention_mask"])
@@ -97,7 +97,7 @@ def test_other_scores_of_a_segment_are_the_sum_over_its_words():
 
 def test_segments_of_a_text_in_several_windows_are_erased_in_each():
     model, text = bert(negative_mass=0.0), f"{TEXT} {TEXT}"
-    found = explain(model, tokenizer(), text, "erasure-mask", target=1, segments="sentences")
+    found = explain(model, tokenizer(), text, "erasure", target=1, segments="sentences")
     example = read_text(tokenizer(), segmented(text, "sentences"), 100)
     expected, windows = torch.zeros(len(example.tokens)), windows_of(example, 12)
     for places in windows:
@@ -127,9 +127,7 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
 
 
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
-    found = explain(
-        chat_model, chat_tokenizer, QUESTION, "erasure-mask", segments="messages", continuation="It was good"
-    )
+    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
     assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
     assert found.source == ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
     ids = chat_tokenizer(conversation(chat_tokenizer, QUESTION) + "It was good", return_tensors="pt")["input_ids"]

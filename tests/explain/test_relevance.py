@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 import hf_bidir
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
 from hf_bidir.explain import align, integrated_relevance, relevance
 from hf_bidir.explain.methods import NoRule
 from hf_bidir.explain.methods.attnlrp import RelevanceRules, proportional, relevance_rules
@@ -114,19 +114,6 @@ def test_a_product_of_coefficients_and_values_is_shared_half_and_half(negative_m
         q, k, v, o = ((x * g).sum() for x, g in zip(call, found, strict=True))
         torch.testing.assert_close(v, o / 2)
         torch.testing.assert_close(q, k)
-
-
-def test_without_scores_relevance_is_that_of_constant_coefficients():
-    """The coefficients absorb their half: each attention halves what it passes on."""
-    model = without_biases(bert(0.0))
-    inputs = doubled(sentences())
-    function = InputFunction.of(model, inputs, 1, None)
-    start = function.start.clone().requires_grad_()
-    with torch.enable_grad(), relevance_rules(model), edited_coefficients(model, lambda a: a.detach()):
-        y = function.score(start, function.rows)
-        (gradient,) = torch.autograd.grad(y.sum(), start)
-    expected = (start * gradient).sum(-1).detach()
-    torch.testing.assert_close(relevance(model, inputs, 1, through_scores=False), expected)
 
 
 @pytest.mark.parametrize(

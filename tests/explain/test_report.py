@@ -42,11 +42,6 @@ def test_a_chosen_method_of_a_stock_checkpoint_is_named_without_the_default(stoc
     assert "is the default" not in result.output
 
 
-def test_only_free_signs_need_an_orientation():
-    told = [explain(bert(mass), tokenizer(), TEXT, "signed-rollout").notes for mass in (1.0, 0.5)]
-    assert ["needs oriented heads" in " ".join(notes) for notes in told] == [True, False]
-
-
 def test_what_is_explained_of_a_model_without_probabilities():
     headless = explain(bert(head=BidirBertModel), tokenizer(), TEXT).explained
     assert "BidirBertModel has no head. Explained: y, the" in headless

@@ -100,7 +100,7 @@ def test_coefficients_below_0_that_a_users_function_returns_are_explained(of_a_u
     outputs, maps = record_coefficients(model, inputs)
     torch.testing.assert_close(outputs.logits, expected)
     assert all((found < -0.01).any() for found in maps)
-    for method in ("contributions", "erasure", "erasure-mask", "signed-rollout"):
+    for method in ("contributions", "erasure", "rollout"):
         assert token_scores(model, inputs, method, 1).isfinite().all()
 
 
@@ -113,9 +113,9 @@ def test_a_query_that_loses_its_only_key_gets_nothing_from_a_users_function(monk
     monkeypatch.setitem(AttentionInterface._global_mapping, "plain", plain)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "plain", sdpa_mask)
     model = family("LlamaForSequenceClassification", 0.0, num_attention_heads=4)
-    expected = token_scores(model, inputs_of(model), "erasure-mask", 1)
+    expected = token_scores(model, inputs_of(model), "erasure", 1)
     model.set_attn_implementation("plain")
-    torch.testing.assert_close(token_scores(model, inputs_of(model), "erasure-mask", 1), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(token_scores(model, inputs_of(model), "erasure", 1), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_users_attention_is_not_signed_in_addition(of_a_user):

@@ -1,49 +1,22 @@
-"""ALTI and value zeroing: shares of tokens in the output of attention and of whole blocks."""
+"""ALTI: the share of each token in the output of attention."""
 
 import pytest
 import torch
 
-from hf_bidir.explain import alti, value_zeroing
+from hf_bidir.explain import alti
 from hf_bidir.explain.record import record_coefficients
-from tests.explain.conftest import bert, family, images, inputs_of, sentences, vit
+from tests.explain.conftest import bert, family, images, inputs_of, sentences
 
 
-@pytest.mark.parametrize("shares", [alti, value_zeroing])
 @pytest.mark.parametrize("name", ["DistilBert", "Llama", "Albert"])  # norms after and before, one layer in several runs
-def test_shares_of_a_query_sum_to_one_and_padding_has_none(shares, name):
+def test_shares_of_a_query_sum_to_one_and_padding_has_none(name):
     model = family(f"{name}ForSequenceClassification")
-    inputs, layers = inputs_of(model), shares(model, inputs_of(model))
+    layers = alti(model, inputs_of(model))
     assert len(layers) == 3
-    if shares is value_zeroing:
-        torch.testing.assert_close(value_zeroing(model, inputs, layer=0), layers[:1])
     for layer in layers:
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:2]))
         assert layer.min() >= 0
     assert max(layer[1, :4, 4:].max().item() for layer in layers) < 1e-6
-
-
-@torch.no_grad()
-def test_value_zeroing_is_the_cosine_distance_to_the_block_without_the_value():
-    model, inputs, blocks = vit(), images(), []
-    block = model.vit.layers[-1]
-    with block.register_forward_hook(lambda module, args, output: blocks.append((args[0], output))):
-        model(**inputs)
-    states, output = blocks[0]
-
-    def without(token):
-        """The block with the value map's output set to 0 at one token."""
-
-        def zeroed(linear, args, values):
-            values[:, token] = 0
-            return values
-
-        with block.attention.v_proj.register_forward_hook(zeroed):
-            return block(states)
-
-    distances = torch.stack([1 - torch.cosine_similarity(output, without(j), dim=-1) for j in range(17)], -1)
-    torch.testing.assert_close(
-        value_zeroing(model, inputs)[-1], distances / distances.sum(-1, keepdim=True), atol=1e-4, rtol=1e-3
-    )
 
 
 @torch.no_grad()
@@ -69,5 +42,5 @@ def test_alti_of_a_post_norm_layer_is_the_share_of_every_transformed_token():
 
 
 def test_alti_refuses_what_is_no_sum_of_attention_and_skip_connection():
-    with pytest.raises(ValueError, match=r"around the BeitAttention of BidirBeit.* Use value-zeroing or contributions"):
+    with pytest.raises(ValueError, match=r"around the BeitAttention of BidirBeit.* Use contributions"):
         alti(family("BeitForImageClassification"), images())

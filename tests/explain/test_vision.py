@@ -91,7 +91,7 @@ def test_a_grid_has_a_map_for_each_layer_and_head(photo):
 def test_a_query_patch_selects_its_own_attention(photo):
     model = model_of()
     example = read_image(model, processor(), photo)
-    figure = head_maps(model, processor(), photo, "signed-attention", layers=[0], heads=[1], query=(2, 3))
+    figure = head_maps(model, processor(), photo, "coefficients", layers=[0], heads=[1], query=(2, 3))
     with torch.no_grad():
         row = record_coefficients(model, example.inputs)[1][0][0, 1, 1 + 2 * 12 + 3, 1:]
     drawn = next(axes.images[1].get_array() for axes in figure.axes if len(axes.images) == 2)

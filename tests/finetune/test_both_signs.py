@@ -9,9 +9,9 @@ import torch
 
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import signed_parts
-from hf_bidir.explain.orient import flip_heads
 from hf_bidir.finetune import both_signs
 from hf_bidir.finetune.both_signs import one_sidedness
+from tests.explain.conftest import flip_heads
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 KEEP = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

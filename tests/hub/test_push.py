@@ -151,17 +151,6 @@ def test_a_published_checkpoint_is_measured_by_its_name(published, tmp_path):
     assert "test.csv (test, 2 examples)" in told.stdout
 
 
-def test_the_models_of_an_account_are_listed_from_their_cards(published):
-    hub, alice = published
-    files = {file.name: file.read_bytes() for file in (ROOT / "model_cards/digits-tanhmax").glob("*.[jm]*")}
-    hub.create("carol/digits", files | {"model.safetensors": b"x" * 2_000_000})
-    hub.create("carol/secret", files, private=True)
-    (digits,) = json.loads(alice.run("models", "--namespace", "carol", "--json").stdout)
-    assert (digits["name"], digits["source"], digits["task"]) == ("digits", "carol/digits", "image-classification")
-    assert (digits["megabytes"], digits["has_weights"], digits["metric"]) == (2.0, False, "accuracy")
-    assert digits["value"] == json.loads(files["all_results.json"])["test_accuracy"]
-
-
 def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(repository):
     files = repository.at("v1")
     code = {name: content for name, content in files.items() if name.endswith(".py")}

@@ -317,7 +317,7 @@ def test_the_example_that_the_page_opens_with_shows_coefficients_of_both_signs_b
 
 
 def test_the_coefficients_of_a_head_are_those_of_the_model(texts):
-    shown = response_to(texts, SENTENCES[0], method="gradient", chosen=[1, 0])["picture 0"]["value"]
+    shown = response_to(texts, SENTENCES[0], method="attnlrp", chosen=[1, 0])["picture 0"]["value"]
     model, tokenizer = loaded(texts[0])
     inputs = tokenizer(SENTENCES[0], return_tensors="pt")
     row = model(**inputs, output_attentions=True).attentions[1][0, 0, 0, 1:-1]  # [CLS] as the query, words as keys

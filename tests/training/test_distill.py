@@ -20,11 +20,10 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.layer_hooks import signed_parts, without_negatives
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
-from hf_bidir.explain.signs import negative_variance_share
 from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.heal import DistillationTrainer, student_and_teacher
@@ -124,8 +123,16 @@ def test_heads_use_both_signs_more_evenly_with_the_penalty(healed, tmp_path, mon
     main([*healed[0], *RUN, "--output_dir", str(tmp_path / "kept")])
 
     def weaker_signs(folder):
-        share = negative_variance_share(read_bidir(folder).eval(), [{"input_ids": torch.arange(5, 45)[None]}])
-        return torch.minimum(share, 1 - share).mean()
+        """The mean over heads of the smaller share of either sign in the variance of a head's output over tokens."""
+        model, shares = read_bidir(folder).eval(), []
+
+        def record(layer, *parts):
+            variances = torch.stack([part[0].var(0).sum(-1) for part in parts])
+            shares.append(variances.amin(0) / variances.sum(0))
+
+        with torch.no_grad(), signed_parts(model, record):
+            model(input_ids=torch.arange(5, 45)[None])
+        return torch.cat(shares).mean()
 
     assert weaker_signs(tmp_path / "kept") > 0.05 + weaker_signs(healed[1])
 

@@ -23,7 +23,7 @@ from hf_bidir.explain.target import Target, predictions
 
 LARGEST_SIDE = 448  # pixels of a panel's longer side
 WIDE = 4  # most panels in a row by default
-BY_HEAD = ("attention", "signed-attention", "values", "contributions")
+BY_HEAD = {name: METHODS[name].unit for name in ("attention", "values", "contributions")} | {"coefficients": "a"}
 
 
 def photo_heatmap(
@@ -157,9 +157,9 @@ def head_maps(
     """Draw a grid of maps over a photograph, a row for each layer and a column for each head, on one colour scale.
 
     Args:
-        method: "attention", "signed-attention", "values" or "contributions".
+        method: "coefficients" a, "attention" |a|, "values" or "contributions".
         layers, heads: indices; by default all.
-        query: row and column of the patch that attends, for the first three methods; by default the first token, which
+        query: row and column of the patch that attends, except for contributions; by default the first token, which
             is the class token where there is one.
         model, processor, image, target, size, path: as in `vision_maps`.
     """
@@ -181,9 +181,9 @@ def head_maps(
     for index in columns:
         check_exists("head", index, found.shape[1])
     maps = {f"layer {layer}, head {head}": _grid(example, found[layer, head]) for layer in rows for head in columns}
-    explains = METHODS[method].explains_output
+    explains = method == "contributions"
     caption = predictions(model, processor, [record], target, None)[0].explained if explains else ""
-    what = METHODS[method].unit + ("" if query is None else f" of the patch in row {query[0]}, column {query[1]}")
+    what = BY_HEAD[method] + ("" if query is None else f" of the patch in row {query[0]}, column {query[1]}")
     return photo_heatmap(
         example.photo, maps, units=what, caption=caption, columns=len(columns), common_scale=True, path=path
     )
@@ -206,7 +206,7 @@ def _by_head(record: Record, method: str, target: Target, query: int) -> Tensor:
         return torch.stack([layer[0, :, query] for layer in value_weighted(record.model, record)])
     with torch.no_grad():
         rows = torch.stack([layer[0, :, query] for layer in record.coefficients]).float()
-    return rows if method == "signed-attention" else rows.abs()
+    return rows if method == "coefficients" else rows.abs()
 
 
 def _grid(example: Example, scores: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ def token_scores(
 
     Args:
         method: a name of `METHODS`; None selects `default_method`.
-        model, inputs, target, position: as in `contributions`. Methods without signs, and those of raw coefficients,
-            ignore the target. They start at the position: by default the first token, in causal attention the last.
-        layer: contributions, values, attention and Grad-CAM use this layer alone (default except for contributions: the
-            last); rollout, flow, ALTI and value zeroing use the layers up to it.
+        model, inputs, target, position: as in `contributions`. Methods without signs ignore the target. They start at
+            the position: by default the first token, in causal attention the last.
+        layer: contributions, values and attention use this layer alone (default except for contributions: the last);
+            rollout, flow, ALTI and Chefer use the layers up to it.
         head: use this head alone; by default all.
 
     Raises:
@@ -60,8 +60,7 @@ def token_scores(
     check_method(method, layer, head)
     record = Record.of(model, inputs)
     if method not in methods_of(model):
-        needed = "image patches" if METHODS[method].of_patches else "attention between tokens"
-        needed = "an output that is read from a single token" if pools_tokens(model) else needed
+        needed = "an output that is read from a single token" if pools_tokens(model) else "attention between tokens"
         raise ValueError(
             f"{method} needs {needed}, which {type(model).__name__} does not have; choose one of "
             f"{', '.join(methods_of(model))}."
@@ -81,7 +80,6 @@ def methods_of(model: PreTrainedModel) -> list[str]:
         return ["contributions"]
     missing = {
         "between_tokens": not attends_between_tokens(model),
-        "of_patches": not reads_images(model),
         "one_query": pools_tokens(model),
     }
     needs = [need for need, lacks in missing.items() if lacks]

@@ -115,7 +115,7 @@ def _check(model: PreTrainedModel, run: _Run) -> None:
     if run.residual is None:
         raise ValueError(
             f"alti needs attention that a skip connection adds to the hidden states before the next norm; around the "
-            f"{type(run.maps.layer).__name__} of {type(model).__name__} there is something else. Use value-zeroing or "
+            f"{type(run.maps.layer).__name__} of {type(model).__name__} there is something else. Use "
             "contributions instead."
         )
     if run.post_norm:
@@ -125,7 +125,7 @@ def _check(model: PreTrainedModel, run: _Run) -> None:
         if not torch.allclose(found, upcast(norm(total)), 1e-3, 1e-4):  # type: ignore[misc]
             raise ValueError(
                 f"alti knows layer norm and RMS norm; the {type(norm).__name__} of {type(model).__name__} is another "
-                "one. Use value-zeroing or contributions instead."
+                "one. Use contributions instead."
             )
 
 

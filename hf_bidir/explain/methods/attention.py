@@ -20,49 +20,41 @@ def attention_rollout(
     attentions: Sequence[Tensor],
     keep: Tensor | None = None,
     residual: float = 0.5,
-    mode: Literal["magnitude", "signed"] = "magnitude",
     heads: Heads = "mean",
 ) -> Tensor:
     """Trace attention through all layers, with the skip connection as a share `r` of each token.
 
     With `A_l` the coefficients of layer `l`, the rollout is the product, from the top layer down, of
 
-        magnitude:  ((1 - r) |A_l| + r I) / ((1 - r) Σ_j |A_l| + r)
-        signed:     ((1 - r)  A_l  + r I) / ((1 - r) Σ_j |A_l| + r)
+        ((1 - r) |A_l| + r I) / ((1 - r) Σ_j |A_l| + r)
 
-    At `r = 1/2` these are `(A_l + I) / (1 + Σ|A_l|)`; with softmax both are the rollout of Abnar & Zuidema 2020
-    ("Quantifying Attention Flow in Transformers", section 3). The classic division by `Σ_j (A_l + I)` does not work
-    here, because a signed sum can be 0.
+    With softmax and `r = 1/2` it is the rollout of Abnar & Zuidema 2020 ("Quantifying Attention Flow in Transformers",
+    section 3).
 
     Args:
         attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
         keep: `[batch, length]`, a tokenizer's `attention_mask`.
         residual: the share `r` of the skip connection, in [0, 1].
-        mode: "magnitude" ignores signs. "signed" multiplies them too and needs oriented heads (`orient_heads`): at
-            `λ = 1` the sign of each head is arbitrary, so a mean over heads would be meaningless.
-        heads: "mean" over heads (of `|A|` in magnitude mode); "max", the largest magnitude; or the index of a head.
+        heads: "mean" of `|A|` over heads; "max", the largest one; or the index of a head.
 
     Returns:
-        `[batch, queries, keys]`, queries in the top layer and keys in the input. Rows sum to 1 in magnitude mode; in
-        signed mode their magnitudes sum to at most 1, so each entry is in [-1, 1]. Rows and columns of padding are 0.
+        `[batch, queries, keys]`, queries in the top layer and keys in the input. Rows sum to 1; those of padding and
+        its columns are 0.
 
     Raises:
-        ValueError: no coefficients, NaN, layers of different lengths, or an unknown mode or head.
+        ValueError: no coefficients, NaN, layers of different lengths, or an unknown head.
     """
     keep = check_attentions(attentions, keep, residual)
-    if mode not in ("magnitude", "signed"):
-        raise ValueError(f'expected mode "magnitude" or "signed", got {mode!r}.')
     pairs = keep.unsqueeze(-1) & keep.unsqueeze(-2)
-    magnitude = mode == "magnitude"
-    steps = (_step(combine_heads(a, heads, magnitude=magnitude).masked_fill(~pairs, 0), residual) for a in attentions)
+    steps = (_step(magnitudes_of(layer, heads).masked_fill(~pairs, 0), residual) for layer in attentions)
     rollout = reduce(lambda below, step: step @ below, steps)
     check_finite(rollout)
     return rollout * pairs
 
 
 def _step(coefficients: Tensor, residual: float) -> Tensor:
-    """One layer `[batch, queries, keys]` with its skip connection; magnitudes in a row sum to at most 1."""
-    total = (1 - residual) * torch.linalg.vector_norm(coefficients, ord=1, dim=-1, keepdim=True) + residual
+    """One layer `[batch, queries, keys]` with its skip connection; rows sum to 1, or to 0 where nothing attends."""
+    total = (1 - residual) * coefficients.sum(-1, keepdim=True) + residual
     step = coefficients * ((1 - residual) / total.clamp_min(torch.finfo(total.dtype).tiny))
     step.diagonal(dim1=-2, dim2=-1).add_((residual / total).squeeze(-1) if residual else 0)
     return step
@@ -99,15 +91,14 @@ def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None, residual
     return keep.to(attentions[0].device).bool()
 
 
-def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor:
-    """`[batch, heads, queries, keys]` as `[batch, queries, keys]`, in at least fp32; `|a|` if `magnitude`, else `a`."""
-    attention = upcast(attention).abs() if magnitude else upcast(attention)
+def magnitudes_of(attention: Tensor, heads: Heads) -> Tensor:
+    """`|a|` `[batch, heads, queries, keys]` as `[batch, queries, keys]`, in at least fp32."""
+    attention = upcast(attention).abs()
     count = attention.shape[1]
     if heads == "mean":
         return attention.mean(1)
     if heads == "max":
-        highest, lowest = attention.amax(1), attention.amin(1)
-        return torch.where(highest >= -lowest, highest, lowest)
+        return attention.amax(1)
     if not isinstance(heads, int) or not -count <= heads < count:
         raise ValueError(f'expected heads "mean", "max" or an index from 0 to {count - 1}, got {heads!r}.')
     return attention[:, heads]
@@ -118,15 +109,13 @@ def check_finite(coefficients: Tensor) -> None:
         raise ValueError("expected finite coefficients, got NaN or infinity.")
 
 
-def by_attention(request: Request, signed: bool) -> Tensor:
-    attention = coefficients_of(request)[-1]
-    return from_source(combine_heads(attention, heads_of(request), magnitude=not signed), request)
+def by_attention(request: Request) -> Tensor:
+    return from_source(magnitudes_of(coefficients_of(request)[-1], heads_of(request)), request)
 
 
-def by_rollout(request: Request, signed: bool) -> Tensor:
-    mode: Literal["signed", "magnitude"] = "signed" if signed else "magnitude"
+def by_rollout(request: Request) -> Tensor:
     attentions, keep = coefficients_of(request), request.record.keep
-    return from_source(attention_rollout(attentions, keep, mode=mode, heads=heads_of(request)), request)
+    return from_source(attention_rollout(attentions, keep, heads=heads_of(request)), request)
 
 
 def rolled_out(shares: Sequence[Tensor], request: Request) -> Tensor:

@@ -62,7 +62,6 @@ def relevance(
     target: Target = None,
     *,
     position: Position = None,
-    through_scores: bool = True,
 ) -> Tensor:
     """The relevance of every token for `y`: AttnLRP (Achtibat et al. 2024), with a rule for signed attention.
 
@@ -75,11 +74,7 @@ def relevance(
     The relevance of an example sums to `y`, except for what biases, position embeddings and the normalisers of the
     attention absorb.
 
-    Other arguments and errors as in `contributions`.
-
-    Args:
-        through_scores: whether relevance flows through the coefficients to query and key, as in AttnLRP. If not, the
-            coefficients absorb their half of it.
+    Arguments and errors as in `contributions`.
 
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
@@ -89,7 +84,7 @@ def relevance(
     """
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         function = InputFunction.of(model, inputs, target, position, one_point=True)
-        return function.by_token(function.start * _gradient(function, function.start, through_scores))
+        return function.by_token(function.start * _gradient(function, function.start))
 
 
 def integrated_relevance(
@@ -125,16 +120,16 @@ def integrated_relevance(
     return function.by_token(change * gradient)
 
 
-def _gradient(function: InputFunction, point: Tensor, through_scores: bool = True) -> Tensor:
+def _gradient(function: InputFunction, point: Tensor) -> Tensor:
     """The modified gradient of `y` at one point per example or several, `[points * batch, ...]`, of the same shape."""
     point = point.clone().requires_grad_()
-    with relevance_rules(function.model, through_scores):
+    with relevance_rules(function.model):
         y = function.score(point, function.rows.repeat(len(point) // len(function.start)))
     return torch.autograd.grad(y.sum(), point)[0]
 
 
 @contextmanager
-def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iterator[None]:
+def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
     """Context in which a forward pass of a signed model builds a graph whose gradient times input is relevance.
 
     Weights are constants inside the context. A backward pass may follow after it. Raises NoRule for recurrent models.
@@ -147,8 +142,7 @@ def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iter
 
     def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         rules.paused += 1  # until the layer is observed
-        shares = (QUERY, KEY, VALUE) if through_scores else (0.0, 0.0, VALUE)
-        return tuple(scaled(x, share) for x, share in zip((query, key, value), shares, strict=True))
+        return scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE)
 
     def attended(*_: Any) -> None:
         rules.paused -= 1

@@ -19,7 +19,7 @@ def gradient_rollout(edges: Sequence[Tensor]) -> Tensor:
     Chefer, Gur, Wolf 2021 ("Generic Attention-model Explainability"), equations 5 and 6, once with the gradients of y
     and once with those of -y. The relevance for y is the product `Π_l (I + Ā_l)` from the top layer down, where `Ā_l`
     is the mean over heads of the positive part of `a · ∂y/∂a`. For -y the negative parts take their place.
-    `a · ∂y/∂a` does not change where the sign of a head flips, so signed heads need no orientation.
+    `a · ∂y/∂a` does not change where the sign of a head flips.
 
     Args:
         edges: `a · ∂y/∂a` per layer, from the bottom up, `[batch, heads, length, length]`.

@@ -19,8 +19,8 @@ def contributions(
     """`Σ_i a_ij · ∂y/∂a_ij`: the contribution of key j to `y` in each layer and head, summed over queries i.
 
     Positive where the token supports the target, negative where it opposes it. At `λ = 1` negating the keys and values
-    of a head flips both `a_ij` and `∂y/∂a_ij`, so their product needs no oriented heads. It is the first-order effect
-    of scaling the coefficient, and exact for a single layer with a linear readout.
+    of a head flips both `a_ij` and `∂y/∂a_ij`, but not their product. It is the first-order effect of scaling the
+    coefficient, and exact for a single layer with a linear readout.
 
     Args:
         model: a bidir model, on any attention backend. `load_checkpoint` loads softmax checkpoints as bidir models.

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, attends_between_tokens, leading_tokens, patch_size
 from hf_bidir.explain.target import Position, Readout, Target, choose_readout, takes_embedding
 
@@ -20,7 +20,7 @@ def erasure(
     model: PreTrainedModel,
     inputs: Inputs,
     target: Target = None,
-    how: Literal["renormalise", "zero", "mask", "token"] = "renormalise",
+    how: Literal["renormalise", "zero", "token"] = "renormalise",
     *,
     position: Position = None,
     chunk_size: int = 64,
@@ -34,12 +34,10 @@ def erasure(
         model, inputs, target, position: as in `contributions`.
         how: what "without" means.
             "renormalise"  no query attends to the token in any layer, and each query's other coefficients are rescaled
-                           to the sum of magnitudes that all had before. A sentence encoder leaves it out of its
-                           pooling, too, here and with "zero" and "mask".
+                           to the sum of magnitudes that all had before: with softmax the token is masked. A sentence
+                           encoder leaves it out of its pooling, too, here and with "zero".
             "zero"         the same without rescaling, as in the TanhMax paper. In a model with one attention layer and
                            a linear output this is the contribution `a_i ∂y/∂a_i`, whatever the model does.
-            "mask"         every layer masks the token before the activation, like padding. With softmax this equals
-                           "renormalise", because `e^{s_j} / Σ_{k≠i} e^{s_k} = a_j / (1 - a_i)`.
             "token"        the token is removed from the input: a word piece is deleted, and a patch is set to 0, the
                            mean colour after normalisation.
         chunk_size: number of erased tokens per forward pass.
@@ -54,13 +52,13 @@ def erasure(
     Raises:
         ValueError: an unknown `how`, a `chunk_size` below 1, and as in `contributions`.
     """
-    if how not in ("renormalise", "zero", "mask", "token"):
-        raise ValueError(f'expected how "renormalise", "zero", "mask" or "token", got {how!r}.')
+    if how not in ("renormalise", "zero", "token"):
+        raise ValueError(f'expected how "renormalise", "zero" or "token", got {how!r}.')
     if chunk_size < 1:
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     record = Record.of(model, inputs)
     if how == "token" and record.units is not None:
-        raise ValueError("erasure-token removes single tokens; use erasure or erasure-mask for segments.")
+        raise ValueError("erasure-token removes single tokens; use erasure for segments.")
     asked = len(record.inputs[model.main_input_name])
     record = record if how == "token" else _one_text(record)
     inputs = record.inputs
@@ -116,9 +114,6 @@ def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:
 
 def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> AbstractContextManager[None]:
     """Context in which queries attend to the `others` only, boolean `[rows, 1, 1, keys]`."""
-    if how == "mask":
-        return kept_keys(model, others)
-
     if how == "zero":
         return edited_coefficients(model, lambda coefficients: coefficients * others)
 

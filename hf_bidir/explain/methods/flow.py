@@ -17,8 +17,8 @@ from hf_bidir.explain.methods.attention import (
     check_attentions,
     check_finite,
     coefficients_of,
-    combine_heads,
     heads_of,
+    magnitudes_of,
     source_of,
 )
 from hf_bidir.explain.record import token_positions
@@ -33,7 +33,6 @@ def attention_flow(
     keep: Tensor | None = None,
     source: int | Sequence[int] | Tensor = 0,
     residual: float = 0.5,
-    signed: bool = False,
     *,
     heads: Heads = "mean",
     workers: int | None = None,
@@ -45,32 +44,26 @@ def attention_flow(
     `r` to itself, the skip connection (Abnar & Zuidema 2020, section 3). One flow is computed per input token. Rollout
     multiplies along a path; flow is limited by its bottleneck.
 
-    With `signed`, every token has a positive and a negative copy. Positive coefficients connect copies of the same
-    sign, negative ones connect opposite signs, and the result is the flow to the positive copy minus
-    the flow to the negative one. With softmax this equals the classic flow.
-
     Args:
-        attentions, keep, residual, heads: as in `attention_rollout`; the mean is that of `|a|` unless signed.
+        attentions, keep, residual, heads: as in `attention_rollout`.
         source: position of the token in the top layer, one for all examples or one per example.
-        signed: follow the signs. Needs oriented heads (`orient_heads`), because at `λ = 1` the sign of each head is
-            arbitrary.
         workers: number of processes; by default one per core for large inputs, otherwise one.
 
     Returns:
-        `[batch, length]` on the device of the coefficients: in [0, 1], signed in [-1, 1], if the magnitudes of each
-        query's coefficients sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
+        `[batch, length]` on the device of the coefficients: in [0, 1] if the magnitudes of each query's coefficients
+        sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
 
     Raises:
         ValueError: no coefficients, NaN, layers of different lengths, or a source that is not a token.
     """
     keep = check_attentions(attentions, keep, residual)
     sources = token_positions(source, keep).tolist()
-    stacked = torch.stack([combine_heads(layer.detach(), heads, magnitude=not signed) for layer in attentions], 1)
+    stacked = torch.stack([magnitudes_of(layer.detach(), heads) for layer in attentions], 1)
     stacked = stacked.masked_fill(~(keep[:, None, :, None] & keep[:, None, None]), 0)
     check_finite(stacked)
     stacked, present = stacked.cpu().double().numpy(), keep.cpu().numpy()
     graphs = [
-        _Graph(layers[:, tokens][:, :, tokens], residual, signed, int(tokens[:at].sum()))
+        _Graph(layers[:, tokens][:, :, tokens], residual, int(tokens[:at].sum()))
         for layers, tokens, at in zip(stacked, present, sources, strict=True)
     ]
     flow = np.zeros(present.shape)
@@ -78,25 +71,21 @@ def attention_flow(
     return torch.from_numpy(flow).to(attentions[0].device, compute_dtype(attentions[0].dtype))
 
 
-def by_flow(request: Request, signed: bool) -> Tensor:
+def by_flow(request: Request) -> Tensor:
     attentions = coefficients_of(request)
     source = source_of(attentions[-1], request)
-    return attention_flow(attentions, request.record.keep, source, signed=signed, heads=heads_of(request))
+    return attention_flow(attentions, request.record.keep, source, heads=heads_of(request))
 
 
 class _Graph:
-    """Flow network of one example.
+    """Flow network of one example; the node of a token is `level * length + token`, and level 0 is the input."""
 
-    The node of a token is `(level * copies + copy) * length + token`; level 0 is the input, copy 1 the negative one.
-    """
-
-    def __init__(self, layers: np.ndarray, residual: float, signed: bool, source: int):
+    def __init__(self, layers: np.ndarray, residual: float, source: int):
         """Build the edges from `layers` `[layers, queries, keys]`, bottom first; `source` and they count no padding."""
-        self.signed, self.length = signed, layers.shape[-1]
-        steps = [self._step((1 - residual) * layer, residual) for layer in layers]
-        width = len(steps[0])
+        self.length = width = layers.shape[-1]
+        steps = (1 - residual) * layers + residual * np.eye(width)
         # the flow out of a source must fit into the solver's integers too
-        self.unit = UNIT / max(1.0, max(step.sum(1).max() for step in steps))
+        self.unit = UNIT / max(1.0, steps.sum(2).max())
         self.source = len(steps) * width + source
         self.reached = np.zeros((len(steps) + 1, width), bool)
         self.reached[-1, source] = True
@@ -108,24 +97,15 @@ class _Graph:
         capacities, above, below = map(np.concatenate, zip(*blocks, strict=True))
         self.edges = csr_array((capacities, (above, below)), shape=(self.reached.size,) * 2)
 
-    def _step(self, layer: np.ndarray, residual: float) -> np.ndarray:
-        skip = residual * np.eye(self.length)
-        if not self.signed:
-            return np.abs(layer) + skip
-        positive, negative = layer.clip(min=0) + skip, (-layer).clip(min=0)
-        return np.block([[positive, negative], [negative, positive]])
-
     def flow_to(self, token: int) -> float:
-        flow = self._maximum(token)
-        return (flow - self._maximum(self.length + token) if self.signed else flow) / self.unit
-
-    def _maximum(self, sink: int) -> int:
-        return maximum_flow(self.edges, self.source, sink, method="dinic").flow_value if self.reached[0, sink] else 0
+        if not self.reached[0, token]:
+            return 0.0
+        return maximum_flow(self.edges, self.source, token, method="dinic").flow_value / self.unit
 
 
 def _all_flows(graphs: list[_Graph], workers: int | None, progress: bool) -> Iterator[float]:
     """The flow to each token of each graph, in order."""
-    work = sum(graph.edges.nnz * graph.length * (1 + graph.signed) for graph in graphs)
+    work = sum(graph.edges.nnz * graph.length for graph in graphs)
     if workers is None:
         workers = (os.cpu_count() or 1) if work > WORTH_A_POOL else 1
     # one task solves several sinks, because its graph has to be sent to the process

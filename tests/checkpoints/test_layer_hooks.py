@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from hf_bidir import register_attn_activation, tanhmax
-from hf_bidir.checkpoints.layer_hooks import observed_layers, signed_parts, without_negatives
-from hf_bidir.explain.orient import flip_heads
-from hf_bidir.explain.signs import negative_share, negative_variance_share
+from hf_bidir.checkpoints.layer_hooks import negative_share, observed_layers, signed_parts, without_negatives
 from hf_bidir.modeling import activations
 from tests.explain.conftest import bert, pooling, sentences
 
@@ -61,17 +59,6 @@ def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_gi
     for (_, positive, negative), a, value in zip(parts, coefficients, values, strict=True):
         torch.testing.assert_close(positive, (a * (a > 0) @ value).transpose(1, 2))
         torch.testing.assert_close(negative, (a * (a < 0) @ value).transpose(1, 2))
-
-
-def test_the_shares_of_the_variance_depend_on_the_signs_of_heads_and_not_on_padding():
-    model, batch = bert(), sentences()
-    share = negative_variance_share(model, [batch])
-    assert not negative_variance_share(bert(0.0), [batch]).any()  # softmax
-    padded = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in batch.items()}
-    torch.testing.assert_close(negative_variance_share(model, [padded]), share)
-    flipped = torch.tensor([[True, False], [False, True], [True, True]])
-    flip_heads(model, flipped)
-    torch.testing.assert_close(negative_variance_share(model, [batch]), torch.where(flipped, 1 - share, share))
 
 
 def test_the_share_of_a_recurrent_classifier_is_that_of_its_pooling():
