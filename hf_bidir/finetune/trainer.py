@@ -43,6 +43,7 @@ class SignedTrainer(Trainer):
     """
 
     data_collator: Callable
+    label_smoother: Any
 
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -98,7 +99,7 @@ class SignedTrainer(Trainer):
         """Every row of the data set, also with `dataloader_drop_last`, which is for training."""
         self.data_collator = self.eval_collator
         # with persistent workers the Trainer keeps the loader of one data set, and returns it for every later one
-        vars(self).pop("_eval_dataloaders", None)
+        self.__dict__.pop("_eval_dataloaders", None)
         drops_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(eval_dataset)
