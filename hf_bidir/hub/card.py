@@ -197,6 +197,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "needed_signs": _needed_signs(folder, run),
         "has_weights": any(folder.glob("*.safetensors")),
         "figures": _figures(folder, results),
+        "curve": CURVE,
         "has_code": has_code,
         "recipe": recipe,
         "not_settings": NOT_SETTINGS,
