@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from benchmarks.seeds import Comparison, compare, holm, mean_and_deviation
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import replacing
-from hf_bidir.common.statistics import Comparison, compare, holm, mean_and_deviation
 
 if TYPE_CHECKING:  # pandas is an extra, and `markdown` does without
     import pandas as pd

@@ -36,12 +36,12 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from benchmarks.seeds import compare, mean_and_deviation
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.card import read_card
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import RECORD, read_json, replacing, write_json
-from hf_bidir.common.statistics import compare, mean_and_deviation
 from hf_bidir.explain import explain, image_heatmap, load_checkpoint, text_heatmap
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.finetune.arguments import ImageDataArguments

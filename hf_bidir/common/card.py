@@ -59,3 +59,8 @@ def with_note(content: bytes, note: str) -> bytes:
 def _text(content: bytes, errors: str = "strict") -> str:
     """The text without a byte-order mark and without blanks after the first ---, which huggingface_hub refuses."""
     return OPENING.sub("---", content.decode("utf-8-sig", errors=errors))
+
+
+def rounded(value: float) -> str:
+    """A metric as cards and logs print it: four decimal places; four significant digits below 0.001."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"

@@ -30,9 +30,9 @@ from transformers.utils.logging import disable_progress_bar
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.signing import unsigned
+from hf_bidir.common.card import rounded
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import PREVIOUS, read_json, write_json
-from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.log_entries import AttentionLog

@@ -17,9 +17,8 @@ from jinja2 import Template
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, kind_of
 from hf_bidir.checkpoints.reading import read_config
-from hf_bidir.common.card import CARD, read_card
+from hf_bidir.common.card import CARD, read_card, rounded
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
-from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.record import CURVE, MAY_CHANGE, PICTURE, PLACE
 from hf_bidir.hub.card_numbers import (
     METRICS,

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
+from benchmarks.seeds import TESTED, Comparison, holm
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.conversions.run import FILE, TASKS, VARIANTS
 from research.runs import command_line
 

@@ -34,8 +34,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import save_runs
 from benchmarks.runs import markdown, where
+from benchmarks.seeds import mean_in_interval
 from hf_bidir.checkpoints.layer_hooks import kept_keys
-from hf_bidir.common.statistics import mean_in_interval
 from hf_bidir.explain import METHODS, integrated_gradients, integrated_relevance, load_checkpoint, token_scores
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.target import choose_readout

@@ -23,7 +23,7 @@ import pandas as pd
 
 from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import check_runs, comparisons, markdown, spread
-from hf_bidir.common.statistics import TESTED
+from benchmarks.seeds import TESTED
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.explanations.tasks import (
     CONVERTED,

@@ -5,7 +5,7 @@ from itertools import product
 import pandas as pd
 
 from benchmarks.runs import markdown, where
-from hf_bidir.common.statistics import interval, mean_in_interval
+from benchmarks.seeds import interval, mean_in_interval
 from hf_bidir.explain import METHODS
 from research.explanations.run import RANDOM
 from research.explanations.tasks import MODELS, TASKS

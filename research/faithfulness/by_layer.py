@@ -24,8 +24,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.runs import check_runs, comparisons, markdown, where
+from benchmarks.seeds import TESTED, Comparison, mean_in_interval
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.inputs.text import Example
 from research.explanations.tasks import (

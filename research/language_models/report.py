@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
+from benchmarks.seeds import TESTED, holm
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import TESTED, holm
 from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
 from research.runs import command_line
 

@@ -15,7 +15,7 @@ from typing import Any
 from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparisons, markdown, spread, where
-from hf_bidir.common.statistics import TESTED
+from benchmarks.seeds import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
 

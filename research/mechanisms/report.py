@@ -5,7 +5,7 @@ from itertools import product
 from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
-from hf_bidir.common.statistics import TESTED, Comparison, holm
+from benchmarks.seeds import TESTED, Comparison, holm
 from research.mechanisms.data import SIDES
 from research.mechanisms.run import KEY, LONGER, MECHANISMS, NO_ATTENTION
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
-from hf_bidir.common.statistics import TESTED, Comparison
+from benchmarks.seeds import TESTED, Comparison
 from research.mechanisms import recurrent
 from research.paper.experiments import GROUPS
 from research.paper.report import Results, read_results, report_text

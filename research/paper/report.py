@@ -9,9 +9,9 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 
 from benchmarks.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
+from benchmarks.seeds import TESTED_BY_SEED, Comparison
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison
 from research.paper.cells import CELLS, CHOSEN, MACHINE, RATE, SETTINGS
 from research.paper.experiments import EXTENSIONS, VARIANTS, Experiment, experiment_names, read_experiments
 from research.paper.measures import RANKINGS

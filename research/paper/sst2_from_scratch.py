@@ -14,7 +14,7 @@ from typing import Any
 from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparison, markdown, spread, where
-from hf_bidir.common.statistics import TESTED, holm
+from benchmarks.seeds import TESTED, holm
 from research.runs import ROOT, command_line, grid, read_record, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "sst2_from_scratch.csv"

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from tqdm import trange
 
 from benchmarks.runs import check_runs, comparisons, markdown, spread
+from benchmarks.seeds import TESTED
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import relative_residual
 from research.runs import command_line, grid, run_grid
 

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from tqdm import trange
 
 from benchmarks.runs import check_runs, comparisons, markdown, read_runs, spread, where
+from benchmarks.seeds import TESTED
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import bare_attention, path_states
 from research.runs import command_line, grid, run_grid
 

@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import ttest_rel
 
-from hf_bidir.common.statistics import compare, holm
+from benchmarks.seeds import compare, holm
 from research.paper import findings
 from research.paper import signed_attention as module
 

@@ -7,7 +7,7 @@ from operator import sub
 from statistics import mean, stdev, variance
 from typing import Any, TypeVar
 
-from hf_bidir.common.extras import extra
+from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 Name = TypeVar("Name", bound=Hashable)
 TESTED = ("difference", "p", "g")  # headings of `Comparison.cells`
@@ -18,11 +18,6 @@ TESTED_BY_SEED = (
 )
 
 
-def rounded(value: float) -> str:
-    """Four decimal places; four significant digits below 0.001."""
-    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
-
-
 def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     """Mean ± standard deviation, or the only value, with `digits` decimal places."""
     numbers = [mean(values), stdev(values)] if len(values) > 1 else values
@@ -31,8 +26,6 @@ def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % t interval of the mean over seeds; NaN for one seed."""
-    with extra("hub"):
-        from scipy.stats import ttest_1samp
     found = ttest_1samp(values, 0).confidence_interval()
     return float(found.low), float(found.high)
 
@@ -150,6 +143,4 @@ def _values(one: Comparison) -> tuple:
 
 
 def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:
-    with extra("hub"):
-        from scipy.stats import ttest_ind, ttest_rel
     return ttest_rel(first, second) if paired else ttest_ind(first, second, equal_var=False)

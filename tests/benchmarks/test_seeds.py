@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import t, ttest_1samp, ttest_rel
 
-from hf_bidir.common.statistics import compare, holm, mean_and_deviation, mean_in_interval
+from benchmarks.seeds import compare, holm, mean_and_deviation, mean_in_interval
 
 FIRST, SECOND = [81.2, 80.9, 81.5, 81.1], [80.8, 81.0, 80.2, 80.5]
 
