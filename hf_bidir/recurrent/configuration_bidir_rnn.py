@@ -1,22 +1,11 @@
 """Config of recurrent models with signed attention over time."""
 
-import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
-from hf_bidir.modeling.configuration_bidir import (
-    BidirConfigMixin,
-    check_bidir_config,
-    check_format,
-    check_layers,
-    with_fields,
-)
-
-if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
-    from hf_bidir.modeling.activations import tanhmax  # noqa: F401
-    from hf_bidir.modeling.compat import heads_by_auto_class  # noqa: F401
+from hf_bidir.modeling.activations import checked_negative_mass, get_attn_activation
 
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", *SCORES_ALONE)
@@ -62,13 +51,10 @@ CLASSIFIER_CODE = {
 }
 DECODER_CODE = {"AutoModelForSeq2SeqLM": "modeling_bidir_rnn.BidirRnnForSeq2SeqLM"}
 CONFIG_CODE = {"AutoConfig": "configuration_bidir_rnn.BidirRnnConfig"}
-FILES = (
-    *("configuration_bidir_rnn", "modeling_bidir_rnn", "recurrent_attention", "scores"),
-    *("activations", "compat", "configuration_bidir"),
-)
+FILES = ("configuration_bidir_rnn", "modeling_bidir_rnn", "recurrent_attention", "scores", "activations")
 
 
-class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
+class BidirRnnConfig(PretrainedConfig):
     """Embedding, recurrent encoder, attention over time, classifier; by default the model of the paper.
 
     Args:
@@ -94,7 +80,8 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         attn_window: positions on either side, for local scopes.
         attn_selection: "soft", a weighted sum of all values; or "hard", a single value, sampled in training, and with
             the coefficient of largest magnitude at evaluation.
-        attn_activation, attn_negative_mass: as in every signed config; there is one attention layer, with one head.
+        attn_activation: "tanhmax", "balanced", "softmax", "tanh" or a registered name.
+        attn_negative_mass: `λ` of "tanhmax" and "balanced" in [0, 1]; a number, because there is one head.
         dropout: probability before the last linear layer.
         embedding_dropout: probability after the embedding.
         initializer_range: standard deviation of newly initialised embeddings.
@@ -111,18 +98,25 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
     num_hidden_layers = num_attention_heads = 1  # attention layers and heads
 
     def __init__(self, **kwargs: Any) -> None:
-        for name, default in FIELDS.items():
-            setattr(self, name, kwargs.pop(name, default))
-        padding = self.pad_token_id
-        check_format(kwargs.pop("attn_format", 0))
-        kwargs["auto_map"] = CONFIG_CODE | (DECODER_CODE if self.decoder_style else CLASSIFIER_CODE)
-        kwargs["is_encoder_decoder"] = self.decoder_style is not None
+        fields = {name: kwargs.pop(name, default) for name, default in FIELDS.items()}
+        decodes = fields["decoder_style"] is not None
+        kwargs["auto_map"] = CONFIG_CODE | (DECODER_CODE if decodes else CLASSIFIER_CODE)
+        kwargs["is_encoder_decoder"] = decodes
         kwargs["tie_word_embeddings"] = False  # input and output embeddings have different widths
-        super().__init__(pad_token_id=padding, **kwargs)
+        super().__init__(**kwargs)
+        for name, value in fields.items():
+            setattr(self, name, value)
         self._check_values()
         self._check_combination()
-        check_bidir_config(self)
-        check_layers(self.attn_negative_mass, heads=[1])
+        self.check_scope()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field; a negative mass may be the only entry of a list, as that of the only layer or head."""
+        if name == "attn_negative_mass":
+            while isinstance(value, list | tuple) and len(value) == 1:
+                value = value[0]
+            value = float(checked_negative_mass(value))
+        super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in transformers; with the code of the models, for processes without hf_bidir."""
@@ -130,13 +124,24 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         if __name__.startswith("hf_bidir."):  # transformers itself copies code that came with a checkpoint
             write_code(Path(save_directory))
 
-    @property
-    def attn_scopes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the fields here
-        if self.decoder_style:
-            return DECODER_SCOPES
-        return ("global",) if self.attn_score in SCORES_ALONE else CLASSIFIER_SCOPES
+    def check_scope(self) -> None:
+        """Raise ValueError unless `attn_scope` and `attn_window` fit each other and the model."""
+        scope, window = self.attn_scope, self.attn_window
+        scopes = DECODER_SCOPES if self.decoder_style else CLASSIFIER_SCOPES
+        if self.attn_score in SCORES_ALONE:
+            scopes = ("global",)
+        if scope not in scopes:
+            raise ValueError(
+                f'attn_scope="{scope}" is not available with attn_score="{self.attn_score}" and '
+                f"decoder_style={self.decoder_style}; choose one of: {', '.join(scopes)}."
+            )
+        is_local = scope.startswith("local")
+        if (window or 0) < 1 if is_local else window is not None:
+            expected = "an attn_window of at least 1" if is_local else "no attn_window"
+            raise ValueError(f'expected {expected} for attn_scope="{scope}"; got {window}.')
 
     def _check_values(self) -> None:
+        get_attn_activation(self.attn_activation)
         for field, known in CHOICES.items():
             value = getattr(self, field)
             if value not in known:
@@ -152,10 +157,10 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
 
     def _check_combination(self) -> None:
         without_encoder = self.encoder == "none"
-        if self.bidirectional and without_encoder:
-            raise ValueError('bidirectional=True needs an encoder, "lstm" or "gru"; encoder is "none".')
-        if self.attn_query == "last" and without_encoder:
-            raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
+        if without_encoder and (self.bidirectional or self.attn_query == "last"):
+            raise ValueError(
+                'bidirectional=True and attn_query="last" need an encoder, "lstm" or "gru"; encoder is "none".'
+            )
         if self.decoder_style and (without_encoder or self.attn_score in SCORES_ALONE):
             raise ValueError(
                 f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
@@ -174,6 +179,3 @@ def write_code(folder: Path) -> None:
             file = room.parent / "modeling" / file.name
         code = file.read_text(encoding="utf-8").replace("from hf_bidir.modeling.", "from .")
         (folder / file.name).write_text(code, encoding="utf-8")
-
-
-BidirRnnConfig.__signature__ = with_fields(inspect.signature(PretrainedConfig), FIELDS)

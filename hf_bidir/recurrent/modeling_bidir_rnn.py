@@ -2,7 +2,7 @@
 et al. 2015)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,9 @@ from .configuration_bidir_rnn import BidirRnnConfig
 from .recurrent_attention import Attended, BidirAlignment, BidirAttentionPooling, Reinforce
 from .scores import PositionalFeedForwardScore
 
-if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
-    from hf_bidir.modeling.activations import tanhmax  # noqa: F401
-    from hf_bidir.modeling.compat import heads_by_auto_class  # noqa: F401
-    from hf_bidir.modeling.configuration_bidir import BidirConfigMixin  # noqa: F401
-
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
-IGNORED = -100  # label that the loss ignores
+IGNORED = -100  # label that the losses of torch ignore
 
 
 @dataclass
@@ -206,14 +201,21 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
-        if labels.dtype == torch.long and not 0 <= labels.min() <= labels.max() < self.config.num_labels:
-            raise ValueError(
-                f"expected labels from 0 to {self.config.num_labels - 1}, one per text; got {labels.min().item()} to "
-                f"{labels.max().item()}."
-            )
+        if labels.dtype == torch.long:
+            check_labels(labels, self.config.num_labels)
         if self.reinforce is None:
             return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return self.reinforce(F.cross_entropy(logits, labels, reduction="none"), log_probability)
+
+
+def check_labels(labels: Tensor, count: int) -> None:
+    """Raise ValueError for no labels, or one that is neither below `count` nor ignored."""
+    known = (labels >= 0) & (labels < count)
+    if not labels.numel() or not (known | (labels == IGNORED)).all():
+        raise ValueError(
+            f"expected labels from 0 to {count - 1}, or {IGNORED} to ignore one; got the shape {tuple(labels.shape)} "
+            f"and the values {labels.unique().tolist()}."
+        )
 
 
 class RnnEncoder(nn.Module):
@@ -287,7 +289,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
                 padding that is not on the right.
         """
         if labels is not None:
-            self._check_labels(labels)
+            check_labels(labels, self.config.vocab_size)
             if decoder_input_ids is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None or not decoder_input_ids.numel():
@@ -342,15 +344,6 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
             log_probability=None if self.reinforce is None else torch.stack(log_probabilities, 1),
         )
 
-    def _check_labels(self, labels: Tensor) -> None:
-        size = self.config.vocab_size
-        if not labels.numel() or not ((labels == IGNORED) | ((labels >= 0) & (labels < size))).all():
-            values = f" and values from {labels.min()} to {labels.max()}" if labels.numel() else ""
-            raise ValueError(
-                f"expected labels [batch, steps] from 0 to {size - 1}, or {IGNORED} to ignore a position; got the "
-                f"shape {tuple(labels.shape)}{values}."
-            )
-
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """The labels, shifted right, which collators of transformers add to a batch."""
         shifted = labels.roll(1, 1)
@@ -358,11 +351,11 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         return shifted.masked_fill_(shifted == IGNORED, self.config.pad_token_id)
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
         counted = labels != IGNORED
         if self.reinforce is None:
             return losses.sum() / counted.sum().clamp_min(1)
-        per_text = losses.view_as(labels).sum(1) / counted.sum(1).clamp_min(1)
+        per_text = losses.sum(1) / counted.sum(1).clamp_min(1)
         return self.reinforce(per_text, (log_probability * counted).sum(1))
 
     def prepare_inputs_for_generation(

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, attention_changes, get_attn_activation
-from hf_bidir.modeling.configuration_bidir import all_masses, check_layers
 
-from .configuration_bidir_rnn import BidirRnnConfig
-from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
+from .configuration_bidir_rnn import SCORES_ALONE, BidirRnnConfig
+from .scores import SCORES
 
 MOMENTUM = 0.9  # momentum of the REINFORCE baseline
 
@@ -23,98 +22,88 @@ class Attended(NamedTuple):
     log_probability: Tensor | None = None  # [batch], of the selected key; None with soft attention
 
 
-class BidirScoredAttention(nn.Module):
-    """Base class of attention over encoder states, and with queries, of this size: score, coefficients, selection."""
+class BidirAlignment(nn.Module):
+    """Attention with one query over encoder states, both of this size: score, coefficients, selection."""
 
-    changes = attention_changes
+    changes = attention_changes  # of running calls, by layer
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
         self.config = config
         self.signed_index = 0  # its place among the signed layers of the model
-        self.score = SCORES[config.attn_score](
-            query_size=size,
-            key_size=size,
-            attention_size=config.hidden_size,
-            scale=config.attn_scale,
-            max_length=config.max_position_embeddings,
-        )
+        self.score = SCORES[config.attn_score](size, config)
         if config.attn_scope == "local-p":
-            self.place = nn.Sequential(nn.Linear(size, size, bias=False), nn.Tanh(), nn.Linear(size, 1, bias=False))
+            hidden, place = nn.Linear(size, size, bias=False), nn.Linear(size, 1, bias=False)
+            self.place = nn.Sequential(hidden, nn.Tanh(), place)
 
-    def coefficients(self, query: Tensor | None, states: Tensor, keep: Tensor, step: int = 0) -> Tensor:
-        """The coefficients `[batch, 1, 1, keys]` of one query per text, as the config says; 0 for keys not kept.
+    def forward(
+        self, query: Tensor | None, states: Tensor, keep: Tensor, step: int = 0, values: Tensor | None = None
+    ) -> Attended:
+        """Attend as the config says; coefficients are 0 for keys not kept.
 
         Args:
             query: `[batch, size]`; None for scores without a query.
             states, keep: `[batch, keys, size]`, and boolean `[batch, keys]`.
             step: index of the decoder step, from 0; the centre for "local-m".
+            values: `[batch, keys, value_size]`; by default the states.
         """
-        queries = None if query is None else query.unsqueeze(1)
-        scores = self.score(queries, states).unsqueeze(1)
-        keep = keep[:, None, None]
-        weight: Tensor | float = 1.0
-        if self.config.attn_window is not None:
-            distance = torch.arange(states.shape[1], device=states.device) - self._centre(query, keep, step)
-            keep = keep & (distance.abs() <= self.config.attn_window)
-            if self.config.attn_scope == "local-p":
-                # the Gaussian's standard deviation is half the window
-                weight = torch.exp(-2 * (distance / self.config.attn_window).square())
-
-        def weighed(scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
-            return weight * self._activated(scores, keep, softmax)
-
-        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
-        return weighed(scores, keep) if change is None else change.weigh(weighed, scores, keep)
-
-    def _centre(self, query: Tensor, keep: Tensor, step: int) -> Tensor | int:
-        """The position in the middle of the window (Luong et al. 2015, section 3.2)."""
-        if self.config.attn_scope == "local-m":
-            return step
-        share = torch.sigmoid(self.place(query))
-        return keep.sum(-1, keepdim=True) * share[:, None, None]
-
-    def _activated(self, scores: Tensor, keep: Tensor, softmax: bool) -> Tensor:
-        name = "softmax" if softmax else self.config.attn_activation
-        activation = get_attn_activation(name)
-        if name not in WITH_NEGATIVE_MASS:
-            return activation(scores, keep)
-        mass = self.config.attn_negative_mass
-        check_layers(mass, heads=[1])
-        return activation(scores, keep, negative_mass=all_masses(mass)[0])
-
-    def select(self, coefficients: Tensor, values: Tensor) -> Attended:
-        """The weighted sum of values `[batch, keys, size]`, or with hard selection one of them."""
-        values = values.unsqueeze(1)
+        coefficients = self.coefficients(query, states, keep[:, None, None], step)
+        values = (states if values is None else values).unsqueeze(1)
         if self.config.attn_selection == "soft":
             return Attended((coefficients @ values).flatten(1), coefficients)
         context, log_probability = select_one(coefficients, values, sample=self.training)
         return Attended(context.flatten(1), coefficients, log_probability.flatten())
 
+    def coefficients(self, query: Tensor | None, states: Tensor, keep: Tensor, step: int) -> Tensor:
+        """The coefficients `[batch, 1, 1, keys]`; `keep` has the same shape."""
+        queries = None if query is None else query.unsqueeze(1)
+        scores = self.score(queries, states).unsqueeze(1)
+        weight: Tensor | float = 1.0
+        if query is not None and self.config.attn_window is not None:
+            keep, weight = self._local(query, keep, step)
+        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
+        if change is None:
+            return weight * self._activated(scores, keep)
+        return change.weigh(lambda *changed: weight * self._activated(*changed), scores, keep)
 
-class BidirAttentionPooling(BidirScoredAttention):
+    def _local(self, query: Tensor, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
+        """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""
+        window = self.config.attn_window
+        positions = torch.arange(keep.shape[-1], device=keep.device)
+        if self.config.attn_scope == "local-m":
+            distance = positions - step
+            return keep & (distance.abs() <= window), 1.0
+        share = torch.sigmoid(self.place(query))
+        length = keep.sum(-1, keepdim=True)
+        distance = positions - length * share[:, None, None]
+        weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
+        return keep & (distance.abs() <= window), weight
+
+    def _activated(self, scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
+        name = "softmax" if softmax else self.config.attn_activation
+        activation = get_attn_activation(name)
+        if name not in WITH_NEGATIVE_MASS:
+            return activation(scores, keep)
+        return activation(scores, keep, negative_mass=self.config.attn_negative_mass)
+
+
+class BidirAttentionPooling(BidirAlignment):
     """Pools a text into one vector, `Σ_i a_i v_i`, with signed coefficients `a_i` and one value per position."""
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__(config, size)
-        learned = config.attn_query == "learned" and not isinstance(self.score, WITHOUT_QUERY)
+        learned = config.attn_query == "learned" and config.attn_score not in SCORES_ALONE
         self.query = nn.Parameter(torch.empty(size)) if learned else None
-        has_values = isinstance(self.score, PerTokenScore)
-        self.value = nn.Linear(size, config.hidden_size) if has_values else nn.Identity()
-        self.output_size = config.hidden_size if has_values else size
+        self.value: nn.Module = nn.Identity()
+        self.output_size = size
+        if config.attn_score == "per_token":
+            self.value = nn.Linear(size, config.hidden_size)
+            self.output_size = config.hidden_size
 
-    def forward(self, states: Tensor, keep: Tensor, last: Tensor | None = None) -> Attended:
+    def forward(self, states: Tensor, keep: Tensor, last: Tensor | None = None) -> Attended:  # type: ignore[override]
         """Attend with the learned query, or with `last`, the encoder's last state `[batch, size]`."""
         query = last if self.query is None else self.query.expand(len(states), -1)
-        return self.select(self.coefficients(query, states, keep), self.value(states))
-
-
-class BidirAlignment(BidirScoredAttention):
-    """Attention of one decoder step over the encoder states."""
-
-    def forward(self, query: Tensor, states: Tensor, keep: Tensor, step: int) -> Attended:
-        """As `BidirAttentionPooling`; the query is a state of the decoder, `[batch, size]`."""
-        return self.select(self.coefficients(query, states, keep, step), states)
+        return super().forward(query, states, keep, values=self.value(states))
 
 
 def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
@@ -124,23 +113,20 @@ def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tens
 
     Returns:
         `sign(a_i) v_i` `[..., queries, size]`, from coefficients `[..., queries, keys]` and values `[..., keys, size]`,
-        and the log-probability of `i` `[..., queries]`; both are 0 for a query whose coefficients are all 0.
+        and the log-probability of `i` `[..., queries]`. If all coefficients of a query are 0, the first is 0.
     """
-    magnitude = coefficients.abs()
-    total = magnitude.sum(-1, keepdim=True)
-    empty = total == 0
-    uniform = 1.0 / magnitude.shape[-1]
-    probability = torch.where(empty, uniform, magnitude / total.masked_fill(empty, 1.0))
+    empty = (coefficients == 0).all(-1, keepdim=True)
+    weights = coefficients.abs().masked_fill(empty, 1.0)
+    probability = weights / weights.sum(-1, keepdim=True)
     if sample:
         rows = probability.detach().flatten(0, -2)
-        index = torch.multinomial(rows, 1).view_as(total)
+        index = torch.multinomial(rows, 1).view_as(empty)
     else:
-        index = magnitude.argmax(-1, keepdim=True)
-    selected = values.gather(-2, index.expand(*total.shape[:-1], values.shape[-1]))
-    context = coefficients.gather(-1, index).sign() * selected
-    smallest = torch.finfo(probability.dtype).tiny
-    log_probability = probability.gather(-1, index).clamp_min(smallest).log()
-    return context, log_probability.masked_fill(empty, 0.0).squeeze(-1)
+        index = weights.argmax(-1, keepdim=True)
+    sign = coefficients.gather(-1, index).sign()
+    selection = torch.zeros_like(coefficients).scatter(-1, index, sign)
+    log_probability = probability.gather(-1, index).log()
+    return selection @ values, log_probability.squeeze(-1)
 
 
 class Reinforce(nn.Module):

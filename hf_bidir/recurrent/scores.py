@@ -1,70 +1,28 @@
 """Alignment scores between queries and keys, one module per formula.
 
-Each maps queries `[batch, queries, query_size]` and keys `[batch, keys, key_size]` to scores `[batch, queries, keys]`,
-which an attention activation turns into coefficients. The last three use no query and return one row of scores.
+Each maps queries `[batch, queries, size]` and keys `[batch, keys, size]` to scores `[batch, queries, keys]`, which an
+attention activation turns into coefficients. The last three use no query and return one row of scores.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .configuration_bidir_rnn import BidirRnnConfig
 
-class ContentScore(nn.Module):
-    """The cosine of the angle between query and key, in [-1, 1] (Graves, Wayne, Danihelka 2014, equation 6)."""
 
-    def __init__(self, query_size: int, key_size: int, **_):
+class Score(nn.Module):
+    """Base class of the scores of queries and keys of this size."""
+
+    def __init__(self, size: int, config: BidirRnnConfig):
         super().__init__()
-        _check_equal_sizes("content", query_size, key_size)
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).transpose(1, 2)
 
 
-class AdditiveScore(nn.Module):
-    """`v · tanh(W_1 s + W_2 h)` (Bahdanau, Cho, Bengio 2015; "concat" of Luong et al. 2015)."""
-
-    def __init__(self, query_size: int, key_size: int, attention_size: int, **_):
-        super().__init__()
-        self.query = nn.Linear(query_size, attention_size)
-        self.key = nn.Linear(key_size, attention_size, bias=False)
-        self.score = nn.Linear(attention_size, 1, bias=False)
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return self.score(torch.tanh(self.query(query).unsqueeze(2) + self.key(keys).unsqueeze(1))).squeeze(-1)
-
-
-class LocationScore(nn.Module):
-    """`W s`: one score per position, independent of the keys (Luong et al. 2015, equation 8)."""
-
-    def __init__(self, query_size: int, key_size: int, max_length: int, **_):
-        super().__init__()
-        self.position = nn.Linear(query_size, max_length, bias=False)
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        _check_length("location", self.position.out_features, keys.shape[1])
-        return self.position(query)[..., : keys.shape[1]]
-
-
-class GeneralScore(nn.Module):
-    """`s · W h` (Luong et al. 2015, equation 7)."""
-
-    def __init__(self, query_size: int, key_size: int, **_):
-        super().__init__()
-        self.key = nn.Linear(key_size, query_size, bias=False)
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return query @ self.key.weight @ keys.transpose(1, 2)  # a decoder has one query a step, and many keys
-
-
-class DotScore(nn.Module):
+class DotScore(Score):
     """`s · h` (Luong et al. 2015, equation 7)."""
 
-    def __init__(self, query_size: int, key_size: int, **_):
-        super().__init__()
-        _check_equal_sizes("dot", query_size, key_size)
-
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return query @ keys.transpose(1, 2)
+        return query @ keys.mT
 
 
 class ScaledDotScore(DotScore):
@@ -74,60 +32,98 @@ class ScaledDotScore(DotScore):
         return super().forward(query, keys) * keys.shape[-1] ** -0.5
 
 
-class PerTokenScore(nn.Module):
+class ContentScore(DotScore):
+    """The cosine of the angle between query and key, in [-1, 1] (Graves, Wayne, Danihelka 2014, equation 6)."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return super().forward(F.normalize(query, dim=-1), F.normalize(keys, dim=-1))
+
+
+class GeneralScore(Score):
+    """`s · W h` (Luong et al. 2015, equation 7)."""
+
+    def __init__(self, size: int, config: BidirRnnConfig):
+        super().__init__(size, config)
+        self.key = nn.Linear(size, size, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return query @ self.key.weight @ keys.mT  # a decoder has one query a step, and many keys
+
+
+class AdditiveScore(Score):
+    """`v · tanh(W_1 s + W_2 h)` (Bahdanau, Cho, Bengio 2015; "concat" of Luong et al. 2015)."""
+
+    def __init__(self, size: int, config: BidirRnnConfig):
+        super().__init__(size, config)
+        self.query = nn.Linear(size, config.hidden_size)
+        self.key = nn.Linear(size, config.hidden_size, bias=False)
+        self.score = nn.Linear(config.hidden_size, 1, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        pairs = self.query(query).unsqueeze(2) + self.key(keys).unsqueeze(1)
+        return self.score(torch.tanh(pairs)).squeeze(-1)
+
+
+class LocationScore(Score):
+    """`W s`: one score per position, independent of the keys (Luong et al. 2015, equation 8)."""
+
+    def __init__(self, size: int, config: BidirRnnConfig):
+        super().__init__(size, config)
+        self.position = nn.Linear(size, config.max_position_embeddings, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return first_positions(self.position(query), keys)
+
+
+class PerTokenScore(Score):
     """`q_i · k_i / scale` with `q = W_q h + b_q` and `k = W_k h + b_k` (Huang, Yang, Wang 2024)."""
 
-    def __init__(self, key_size: int, attention_size: int, scale: float, **_):
-        super().__init__()
-        self.query = nn.Linear(key_size, attention_size)
-        self.key = nn.Linear(key_size, attention_size)
-        self.scale = scale
+    def __init__(self, size: int, config: BidirRnnConfig):
+        super().__init__(size, config)
+        self.query = nn.Linear(size, config.hidden_size)
+        self.key = nn.Linear(size, config.hidden_size)
+        self.scale = config.attn_scale
 
     def forward(self, query: Tensor | None, keys: Tensor) -> Tensor:
-        return (self.query(keys) * self.key(keys)).sum(-1).unsqueeze(1) / self.scale
+        products = self.query(keys) * self.key(keys)
+        return products.sum(-1).unsqueeze(1) / self.scale
 
 
-class FeedForwardScore(nn.Module):
+class FeedForwardScore(Score):
     """`tanh(w · h_i + b)`, in (-1, 1): the attention layer of many LSTM tutorials, with one bias."""
 
-    def __init__(self, key_size: int, **_):
-        super().__init__()
-        self.score = nn.Linear(key_size, 1)
+    def __init__(self, size: int, config: BidirRnnConfig):
+        super().__init__(size, config)
+        self.score = nn.Linear(size, 1)
 
     def forward(self, query: Tensor | None, keys: Tensor) -> Tensor:
-        return torch.tanh(self.score(keys)).transpose(1, 2)
+        return torch.tanh(self.score(keys)).mT
 
 
-class PositionalFeedForwardScore(nn.Module):
+class PositionalFeedForwardScore(Score):
     """`tanh(w · h_i + b_i)`, in (-1, 1): that layer as published, with a bias per position, `b` `[max_length]`."""
 
-    def __init__(self, key_size: int, max_length: int, **_):
-        super().__init__()
-        self.score = nn.Linear(key_size, 1, bias=False)
-        self.bias = nn.Parameter(torch.zeros(max_length))
+    def __init__(self, size: int, config: BidirRnnConfig):
+        super().__init__(size, config)
+        self.score = nn.Linear(size, 1, bias=False)
+        self.bias = nn.Parameter(torch.zeros(config.max_position_embeddings))
 
     def forward(self, query: Tensor | None, keys: Tensor) -> Tensor:
-        _check_length("positional_feed_forward", len(self.bias), keys.shape[1])
-        return torch.tanh(self.score(keys).transpose(1, 2) + self.bias[: keys.shape[1]])
+        return torch.tanh(self.score(keys).mT + first_positions(self.bias, keys))
 
 
-def _check_length(name: str, longest: int, length: int) -> None:
-    if length > longest:
+def first_positions(scores: Tensor, keys: Tensor) -> Tensor:
+    """The scores `[..., positions]` of the positions that the keys have; ValueError if they have more."""
+    positions, length = scores.shape[-1], keys.shape[1]
+    if length > positions:
         raise ValueError(
-            f'attn_score="{name}" has {longest} positions (max_position_embeddings), and the input has {length}; '
+            f"this attn_score has {positions} positions (max_position_embeddings), and the input has {length}; "
             "truncate it, or train with a larger max_position_embeddings."
         )
+    return scores[..., :length]
 
 
-def _check_equal_sizes(name: str, query_size: int, key_size: int) -> None:
-    if query_size != key_size:
-        raise ValueError(
-            f'attn_score="{name}" needs queries and keys of the same size; got {query_size} and {key_size}. '
-            'Choose "general" or "additive", which accept different sizes.'
-        )
-
-
-SCORES: dict[str, type[nn.Module]] = {
+SCORES: dict[str, type[Score]] = {
     "content": ContentScore,
     "additive": AdditiveScore,
     "location": LocationScore,
@@ -138,4 +134,3 @@ SCORES: dict[str, type[nn.Module]] = {
     "feed_forward": FeedForwardScore,
     "positional_feed_forward": PositionalFeedForwardScore,
 }
-WITHOUT_QUERY = (PerTokenScore, FeedForwardScore, PositionalFeedForwardScore)

@@ -1,0 +1,319 @@
+"""The recurrent models: their formulas, padding, training, generation, explanations, errors."""
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+
+from hf_bidir import (
+    BidirRnnConfig,
+    BidirRnnForSeq2SeqLM,
+    BidirRnnForSequenceClassification,
+    BidirRnnModel,
+    softmax,
+    tanhmax,
+)
+from hf_bidir.explain import contributions, erasure, token_scores
+from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SCORES, SCORES_ALONE
+
+TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
+DECODER = {
+    "dropout": 0.0, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "attn_score": "general",
+    "encoder": "gru", "decoder_style": "luong",
+}  # fmt: skip
+LOCAL = {"attn_scope": "local-p", "attn_window": 2}
+ENCODERS = {"none": {}, "lstm": {"bidirectional": True}, "gru": {"num_rnn_layers": 2}}
+every_kind = pytest.mark.parametrize(
+    ("encoder", "score"), [("none", "per_token"), ("lstm", "feed_forward"), ("gru", "per_token")]
+)
+
+
+def model_of(encoder="none", score="per_token", **config):
+    torch.manual_seed(0)
+    fields = TINY | ENCODERS[encoder] | {"encoder": encoder, "attn_score": score} | config
+    return BidirRnnForSequenceClassification(BidirRnnConfig(**fields)).eval()
+
+
+def translator(**config):
+    torch.manual_seed(0)
+    return BidirRnnForSeq2SeqLM(BidirRnnConfig(**TINY | DECODER | config)).eval()
+
+
+def texts() -> dict[str, torch.Tensor]:
+    """Three texts of 7, 4 and 1 words."""
+    keep = (torch.arange(7) < torch.tensor([[7], [4], [1]])).long()
+    ids = torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(1)) * keep
+    return {"input_ids": ids, "attention_mask": keep}
+
+
+def pairs():
+    """Two texts of 7 and 4 words, and what they are to become."""
+    inputs = {name: tensor[:2] for name, tensor in texts().items()}
+    return inputs | {"labels": torch.tensor([[7, 8, 9, 2], [5, 2, -100, -100]])}
+
+
+def assert_all_trained(model, batch):
+    model.train()(**batch).loss.backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def assert_close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+def test_the_papers_model_is_its_formula_written_out():
+    model, ids = model_of(attn_scale=3.0, attn_negative_mass=0.5), texts()["input_ids"][:1]
+    pooling, words = model.rnn.attention, model.rnn.embeddings.weight[ids[0]]
+    scores = (pooling.score.query(words) * pooling.score.key(words)).sum(-1) / 3
+    coefficients = (scores.exp() - 0.5 * (-scores).exp()) / (scores.exp() + 0.5 * (-scores).exp()).sum()
+    expected = model.classifier(coefficients @ (words @ pooling.value.weight.T + pooling.value.bias))
+    outputs = model(ids, output_attentions=True)
+    assert_close(outputs.logits[0], expected)
+    assert_close(outputs.attentions[0][0, 0, 0], coefficients)
+
+
+def test_with_other_scores_the_values_are_the_states_and_the_query_is_learned_or_the_last_state():
+    for query in ("learned", "last"):
+        model, batch = model_of("lstm", "dot", attn_query=query), texts()
+        outputs = model(**batch, output_hidden_states=True)
+        states = outputs.hidden_states[-1]
+        ends = torch.cat([states[torch.arange(3), batch["attention_mask"].sum(1) - 1, :4], states[:, 0, 4:]], 1)
+        vectors = ends if query == "last" else model.rnn.attention.query.expand(3, -1)
+        coefficients = tanhmax((states @ vectors.unsqueeze(2)).squeeze(2), batch["attention_mask"].bool())
+        assert_close(outputs.logits, model.classifier(torch.einsum("bk,bks->bs", coefficients, states)))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("score", ATTN_SCORES)
+def test_padding_changes_no_logit_gets_no_coefficient_and_everything_is_trained(encoder, score):
+    scope = LOCAL if score not in SCORES_ALONE else {}
+    model, batch = model_of(encoder, score, **scope), texts()
+    together = model(**batch, output_attentions=True)
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        alone = model(batch["input_ids"][row : row + 1, :length]).logits
+        assert_close(together.logits[row : row + 1], alone)
+    assert (together.attentions[0][:, 0, 0][batch["attention_mask"] == 0] == 0).all()
+    assert_close(model(batch["input_ids"]).logits, together.logits)  # the pad token is padding
+    assert_all_trained(model, batch | {"labels": torch.tensor([0, 1, 1])})
+
+
+@every_kind
+def test_a_text_that_is_all_padding_gets_the_logits_of_no_context(encoder, score):
+    model = model_of(encoder, score)
+    logits = model(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 5, dtype=torch.long)).logits
+    assert_close(logits[0], model.classifier.bias)
+
+
+def test_hard_selection_passes_one_value_alone_is_trained_and_never_draws_padding():
+    model, batch = model_of("gru", attn_selection="hard"), texts()
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    coefficients, rows = outputs.attentions[0][:, 0, 0], torch.arange(3)
+    largest = coefficients.abs().argmax(-1)
+    values = model.rnn.attention.value(outputs.hidden_states[-1])[rows, largest]
+    assert_close(outputs.logits, model.classifier(coefficients[rows, largest].sign().unsqueeze(1) * values))
+    assert_all_trained(model, batch | {"labels": torch.tensor([0, 1, 1])})
+    assert model.reinforce.baseline > 0
+    drawn = torch.stack([model.rnn(**batch).pooler_output[2] for _ in range(20)])  # a text of one word
+    assert_close(drawn.abs(), drawn[:1].abs().expand(20, -1))
+
+
+def test_the_auto_class_finds_a_classifier_from_which_the_encoder_alone_loads_too(tmp_path):
+    model = model_of("gru")
+    model.save_pretrained(tmp_path)
+    assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is BidirRnnForSequenceClassification
+    encoder = BidirRnnModel.from_pretrained(tmp_path).eval()
+    assert_close(encoder(**texts()).pooler_output, model.rnn(**texts()).pooler_output)
+
+
+def test_a_negative_mass_for_the_only_head_is_that_of_the_model():
+    masses = [BidirRnnConfig(attn_negative_mass=mass).attn_negative_mass for mass in (0.3, [0.3], [[0.3]])]
+    assert masses == [0.3] * 3
+    for mass in (2.0, [0.1, 0.2], "all"):
+        with pytest.raises(ValueError, match="negative_mass must lie in"):
+            model_of().config.attn_negative_mass = mass
+
+
+@every_kind
+def test_contributions_are_exact_as_are_the_effects_of_zeroed_coefficients(encoder, score):
+    """In one layer with a linear readout the contribution `a_i u_i` is what word i adds to the logit."""
+    model, batch = model_of(encoder, score), texts()
+    added = contributions(model, batch, target=1).sum((1, 2))
+    assert_close(added.sum(-1), model(**batch).logits[:, 1] - model.classifier.bias[1])
+    assert (added[1, 4:] == 0).all()
+    assert_close(erasure(model, batch, target=1, how="zero"), added)
+
+
+def test_erasure_drops_a_key_or_takes_the_word_from_the_text():
+    model, batch = model_of("lstm", "dot"), texts()
+    logit = model(**batch).logits[0, 1]
+    states = model(**batch, output_hidden_states=True).hidden_states[-1][:1]
+    keep = torch.arange(7)[None] != 0
+    without_key = model.classifier(model.rnn.attention(states, keep)[0])[0, 1]
+    assert_close(erasure(model, batch, target=1)[0, 0], logit - without_key)
+    without_word = model(batch["input_ids"][:1, 1:]).logits[0, 1]
+    by_token = erasure(model, batch, target=1, how="token")
+    assert_close(by_token[0, 0], logit - without_word)
+    assert by_token[2].tolist() == [0] * 7  # a text has one word at least
+
+
+def test_softmax_inside_the_context_is_that_of_a_model_without_negative_mass():
+    model = model_of("lstm", "dot")
+    with softmax(model):
+        logits = model(**texts()).logits
+    assert_close(logits, model_of("lstm", "dot", attn_negative_mass=0.0)(**texts()).logits)
+    assert not torch.allclose(logits, model(**texts()).logits)
+
+
+def test_what_needs_attention_between_tokens_is_refused_with_the_alternatives():
+    with pytest.raises(ValueError, match=r"rollout .* choose one of contributions"):
+        token_scores(model_of(), texts(), "rollout")
+
+
+def attended(model, state, states, step):
+    """The context and the coefficients of one step, written out for one text."""
+    scores = model.attention.score(state[None], states)[0, 0]
+    positions, scope, weight = torch.arange(states.shape[1]), model.config.attn_scope, 1.0
+    keep = torch.ones_like(positions, dtype=torch.bool)
+    if scope == "local-m":
+        keep = (positions - step).abs() <= model.config.attn_window
+    if scope == "local-p":
+        distance = positions - states.shape[1] * torch.sigmoid(model.attention.place(state))[0, 0]
+        keep, weight = distance.abs() <= 2, torch.exp(-(distance**2) / (2 * 1.0**2))  # half of the window of 2
+    coefficients = tanhmax(scores, keep) * weight
+    if model.config.attn_selection == "hard":
+        index = coefficients.abs().argmax()
+        return coefficients[index].sign() * states[:, index], coefficients
+    return coefficients @ states, coefficients
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"input_feeding": False, "attn_score": "additive"},
+        {"encoder": "lstm", "bidirectional": True, **LOCAL},
+        {"decoder_style": "bahdanau", "attn_score": "additive"},
+        {"decoder_style": "bahdanau", "encoder": "lstm", "attn_scope": "local-m", "attn_window": 1},
+        {"attn_selection": "hard"},
+    ],
+    ids=["luong", "without input feeding", "local-p", "bahdanau", "local-m", "hard"],
+)
+def test_the_steps_of_a_decoder_are_its_formulas_written_out(config):
+    model, ids, words = translator(**config), texts()["input_ids"][:1], torch.tensor([[1, 7, 8]])
+    states, last = model.encoder(ids).to_tuple()[:2]
+    hidden = torch.tanh(model.start(last))
+    cell, vector = torch.zeros_like(hidden), torch.zeros_like(hidden)
+    logits, rows = [], []
+    for step, word in enumerate(model.embeddings(words[0])):
+        context, row = attended(model, hidden, states, step)
+        fed = {"bahdanau": context, "luong": vector}[model.config.decoder_style]
+        inputs = torch.cat([word[None], fed], 1) if model.feeds else word[None]
+        if model.config.encoder == "lstm":
+            hidden, cell = model.cell(inputs, (hidden, cell))
+        else:
+            hidden = model.cell(inputs, hidden)
+        if model.config.decoder_style == "luong":
+            context, row = attended(model, hidden, states, step)
+        vector = torch.tanh(model.combine(torch.cat([context, hidden], 1)))
+        logits.append(model.lm_head(vector))
+        rows.append(row)
+    outputs = model(ids, decoder_input_ids=words, output_attentions=True)
+    assert_close(outputs.logits[0], torch.cat(logits))
+    assert_close(outputs.cross_attentions[0][0, 0], torch.stack(rows))
+
+
+def test_without_attention_every_step_has_the_last_state_of_the_encoder():
+    model = translator(attn_scope="none")
+    outputs = model(**pairs(), output_attentions=True)
+    assert outputs.cross_attentions is None
+    model.encoder.layers.register_forward_hook(lambda module, args, out: (out[0] * 0, out[1]))  # states of no use
+    assert_close(model(**pairs()).logits, outputs.logits)
+
+
+@pytest.mark.parametrize(("encoder", "style"), [("lstm", "luong"), ("gru", "bahdanau")])
+def test_padding_of_inputs_and_of_labels_changes_nothing(encoder, style):
+    model, batch = translator(encoder=encoder, decoder_style=style, bidirectional=True), pairs()
+    together = model(**batch)
+    alone = model(batch["input_ids"][1:, :4], labels=batch["labels"][1:, :2])
+    assert_close(together.logits[1:, :2], alone.logits)
+    first = model(batch["input_ids"][:1], labels=batch["labels"][:1])
+    assert_close(together.loss, (4 * first.loss + 2 * alone.loss) / 6)
+    shifted = torch.tensor([[1, 7, 8, 9], [1, 5, 2, 0]])
+    assert_close(model(batch["input_ids"], decoder_input_ids=shifted).logits, together.logits)
+
+
+@pytest.mark.parametrize("style", ["luong", "bahdanau"])
+@pytest.mark.parametrize("selection", ["soft", "hard"])
+def test_everything_in_a_decoder_is_trained(style, selection):
+    assert_all_trained(translator(decoder_style=style, attn_selection=selection, **LOCAL), pairs())
+
+
+def test_a_saved_decoder_generates_the_likeliest_word_again_and_again(tmp_path):
+    translator(bidirectional=True).save_pretrained(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    inputs, written = {name: tensor[:2] for name, tensor in texts().items()}, torch.full((2, 1), 1)
+    for _ in range(5):
+        logits = model(**inputs, decoder_input_ids=written).logits
+        written = torch.cat([written, logits[:, -1:].argmax(-1)], 1)
+    generated = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, eos_token_id=None)
+    assert generated.tolist() == written.tolist()
+
+
+def test_a_source_that_is_all_padding_is_read_as_nothing():
+    outputs = translator()(torch.zeros(2, 3, dtype=torch.long), labels=pairs()["labels"], output_attentions=True)
+    assert outputs.loss.isfinite()
+    assert (outputs.cross_attentions[0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"encoder": "rnn"}, 'encoder="rnn" .* none, lstm, gru'),
+        ({"attn_score": "dott"}, 'attn_score="dott"'),
+        ({"attn_activation": "tanmax"}, 'Did you mean "tanhmax"'),
+        ({"hidden_size": 0}, "hidden_size .* 1, got 0"),
+        ({"attn_scale": 0.0}, "attn_scale above 0"),
+        ({"attn_query": "last"}, 'attn_query="last" .* encoder is "none"'),
+        ({"bidirectional": True}, 'bidirectional=True .* encoder is "none"'),
+        ({"attn_selection": "both"}, 'attn_selection="both" .* soft, hard'),
+        ({"attn_scope": "local-p"}, 'attn_scope="local-p" .* attn_score="per_token" .* global'),
+        ({"attn_scope": "window", "attn_score": "dot"}, 'attn_scope="window" .* global, local-p'),
+        ({"attn_window": 3}, 'no attn_window for attn_scope="global"; got 3'),
+        ({"pad_token_id": None}, "pad_token_id"),
+        (DECODER | {"encoder": "none"}, 'decoder_style="luong" .* encoder="none"'),
+        (DECODER | {"attn_score": "per_token"}, 'decoder_style="luong" .* attn_score="per_token"'),
+        (DECODER | {"decoder_style": "transformer"}, 'decoder_style="transformer"'),
+        (DECODER | {"attn_scope": "none", "attn_selection": "hard"}, 'attn_selection="hard" .* attn_scope is "none"'),
+        (DECODER | {"attn_scope": "local-m"}, 'at least 1 for attn_scope="local-m"; got None'),
+        (DECODER | {"attn_scope": "local-p", "attn_window": 0}, 'at least 1 for attn_scope="local-p"; got 0'),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_with_its_fields(config, message):
+    with pytest.raises(ValueError, match=message):
+        BidirRnnConfig(**config)
+
+
+def translated(labels):
+    return translator()(pairs()["input_ids"], labels=torch.tensor(labels, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda ids, keep: model_of()(), "input_ids or inputs_embeds"),
+        (lambda ids, keep: model_of(attn_implementation="fused"), '"fused" .* BidirRnnForSequenceClassification'),
+        (lambda ids, keep: model_of().set_attn_implementation("sdpa"), '"sdpa" .* BidirRnnForSequenceClassification'),
+        (lambda ids, keep: model_of("lstm")(ids.flip(1), keep.flip(1)), "padding on the right"),
+        (lambda ids, keep: model_of()(ids[:, :0]), r"one position; got .* \(3, 0\)"),
+        (lambda ids, keep: model_of()(ids, labels=torch.tensor([0, 1, 2])), r"from 0 to 1, .* \(3,\) .* \[0, 1, 2\]"),
+        (lambda ids, keep: BidirRnnForSeq2SeqLM(BidirRnnConfig()), 'decoder_style="luong" or "bahdanau"'),
+        (lambda ids, keep: translator()(ids), "decoder_input_ids .* or labels; .* call generate"),
+        (lambda ids, keep: translator()(ids[:, :0], decoder_input_ids=ids), r"one position; got .* \(3, 0\)"),
+        (lambda ids, keep: translated([[3, 99], [3, 2]]), r"from 0 to 29, or -100 .* \[2, 3, 99\]"),
+        (lambda ids, keep: translated([[3, -5], [3, 2]]), r"\[-5, 2, 3\]"),
+        (lambda ids, keep: translated([[], []]), r"the shape \(2, 0\)"),
+    ],
+)
+def test_what_a_recurrent_model_cannot_read_is_one_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*texts().values())
