@@ -12,6 +12,8 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, Seq2SeqLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
+from hf_bidir.modeling.activations import tanhmax  # noqa: F401  transformers 5.0 copies what this file imports, alone
+
 from .configuration_bidir_rnn import BidirRnnConfig
 from .recurrent_attention import Attended, BidirAlignment, BidirAttentionPooling, Reinforce
 from .scores import PositionalFeedForwardScore
