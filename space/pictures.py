@@ -12,10 +12,8 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor
 
-from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
-from hf_bidir.explain.draw.explanations import COEFFICIENT
-from hf_bidir.explain.draw.figures import MARKED_SHARE
-from hf_bidir.explain.draw.page import Bar, TextBlock
+from hf_bidir.explain.draw.figures import MARKED_SHARE, Scale, as_array, text_color_on
+from hf_bidir.explain.draw.page import COEFFICIENT, Bar, TextBlock
 from hf_bidir.explain.inputs.text import Example, shortened
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Alignment, Explanation
@@ -98,7 +96,7 @@ def _patches(block: TextBlock, example: Example) -> str:
 def alignment(explained: Alignment) -> str:
     """The grid of an encoder-decoder's generated text and its source."""
     png = io.BytesIO()
-    explained.figures()["alignment"][1].savefig(png, format="png", dpi=110)
+    explained.plot().savefig(png, format="png", dpi=110)
     return f'<img alt="alignment" src="{_data(png)}"><p>{escape(explained.what)}.</p>'
 
 

@@ -124,7 +124,7 @@ def _prediction(checkpoint: str, one: Explanation | Alignment, given: Any) -> st
     """The class that a classifier predicts, of which another one was explained."""
     if isinstance(one, Alignment) or predicted_class(checkpoint, one) is None:
         return None
-    return predicted_class(checkpoint, explain_checkpoint(loaded(checkpoint), given, traced=()))
+    return predicted_class(checkpoint, explain_checkpoint(loaded(checkpoint), given))
 
 
 def _numbers(checkpoint: str, one: Explanation | Alignment, prediction: str | None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.card import read_card
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import RECORD, read_json, replacing, write_json
-from hf_bidir.explain import explain, image_heatmap, load_checkpoint, text_heatmap
+from hf_bidir.explain import explain, image_heatmap, load_checkpoint, score_grid
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import read_image_splits
@@ -346,10 +346,9 @@ def _draw_sentence(models: dict[str, tuple[PreTrainedModel, Any]], file: Path) -
     found = {name: explain(*pair, text, METHOD, target=target) for name, pair in models.items()}
     explained = [f"{name}: {one.explained.rstrip('.')}" for name, one in found.items()]
     caption = "; ".join([METHODS[METHOD].caption(), *explained])
-    scores = {name: one.scores for name, one in found.items()}
-    limit = max(values.abs().max().item() for values in scores.values())
+    scores = torch.stack([one.scores for one in found.values()])
     tokens = next(iter(found.values())).tokens
-    text_heatmap(tokens, scores, unit=METHODS[METHOD].unit, caption=caption, path=file, limit=limit)
+    score_grid(scores, list(found), tokens, unit=METHODS[METHOD].unit, caption=caption, path=file)
 
 
 def publish_card(folder: Path) -> Path:

@@ -30,9 +30,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Pr
 
 from hf_bidir.cli.script import run_script
 from hf_bidir.explain import explain
-from hf_bidir.explain.draw.colors import Scale
-from hf_bidir.explain.draw.figures import overlay
-from hf_bidir.explain.draw.photo import upsampled
+from hf_bidir.explain.draw.figures import Scale, overlay
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.finetune.record import CARD, CURVE, RESULTS, is_finished
@@ -126,11 +124,10 @@ def draw_column(panels: np.ndarray, image: Image.Image, titles: Sequence[str], m
     panels[0].imshow(ink, cmap="gray", vmin=0, vmax=255)
     for panel, scores in zip(panels[1:], maps, strict=True):
         grid = scores.view(isqrt(len(scores)), -1).numpy()
-        overlay(panel, ink, upsampled(grid, ink.shape), Scale.of(grid))
+        overlay(panel, ink, grid, Scale.of(grid))
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=9)
         panel.set(xticks=[], yticks=[])
-        panel.spines[:].set_color("lightgrey")
 
 
 def print_where(folder: Path) -> None:

@@ -74,21 +74,23 @@ def explain(
         typer.Option(help="Images: use the whole image with this shorter side in pixels, instead of the usual crop."),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
-    output: Annotated[Path, typer.Option(help="Output folder for the figures and the page.")] = Path("explanation"),
+    figures: Annotated[
+        list[str] | None, typer.Option("--figure", help="Also heads, rollout or flow; may be given several times.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Output folder for the page and its pictures.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
 
-    Prints the scores of largest magnitude and saves coefficients.png (of one head), scores.png, rollout-flow.png,
-    heads.png and index.html, which has them all. A token with a positive score supports the target, one with a negative
-    score opposes it. Patches are named by row and column, counted from 0. A text that exceeds the limit of a classifier
-    is explained in windows, with scores.png alone. Put -- before a text that begins with a dash.
+    Prints the scores of largest magnitude and saves index.html, a page with the coefficients of one head and the
+    scores; those of an image also as coefficients.png and scores.png. A token with a positive score supports the
+    target, one with a negative score opposes it. Patches are named by row and column, counted from 0. A text that
+    exceeds the limit of a classifier is explained in windows. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
-    token of a text, in alignment.png. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
-    is added to --target. Encoder-decoders: the alignment of
-    the generated text with the input is drawn; of the options only --output, --top and --method (contributions, attnlrp
-    or chefer) apply.
+    token of a text. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
+    is added to --target. Encoder-decoders: each generated token is explained by the input; of the options only
+    --output, --top and --method (contributions, attnlrp or chefer) apply.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 
@@ -109,7 +111,7 @@ def explain(
         from transformers.utils import logging
 
         from hf_bidir.explain.api import explain_checkpoint
-        from hf_bidir.explain.draw.explanations import holds_explanation, write_explanation
+        from hf_bidir.explain.draw.page import holds_explanation, write_explanation
         from hf_bidir.explain.head_score import explain_head
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
         from hf_bidir.explain.result import Explanation
@@ -123,7 +125,7 @@ def explain(
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
         given = _messages(text_or_image) if chat else text_or_image
         if query is None and key is None:
-            explanation = explain_checkpoint(checkpoint, given, method=method, **chosen)
+            explanation = explain_checkpoint(checkpoint, given, method=method, figures=figures or (), **chosen)
         elif layer is None or head is None:
             raise ValueError("--query and --key need --layer and --head: they explain the attention of one head.")
         elif others := [

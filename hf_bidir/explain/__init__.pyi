@@ -2,14 +2,9 @@
 
 from hf_bidir.explain.api import explain as explain
 from hf_bidir.explain.api import explain_each as explain_each
-from hf_bidir.explain.draw.figures import alignment_grid as alignment_grid
 from hf_bidir.explain.draw.figures import image_heatmap as image_heatmap
-from hf_bidir.explain.draw.figures import layer_head_grid as layer_head_grid
-from hf_bidir.explain.draw.figures import word_scatter as word_scatter
-from hf_bidir.explain.draw.photo import head_maps as head_maps
-from hf_bidir.explain.draw.photo import photo_heatmap as photo_heatmap
-from hf_bidir.explain.draw.photo import vision_maps as vision_maps
-from hf_bidir.explain.draw.text import text_heatmap as text_heatmap
+from hf_bidir.explain.draw.figures import score_grid as score_grid
+from hf_bidir.explain.draw.page import text_heatmap as text_heatmap
 from hf_bidir.explain.generation import align as align
 from hf_bidir.explain.generation import explain_continuation as explain_continuation
 from hf_bidir.explain.generation import prediction_scores as prediction_scores

@@ -33,7 +33,6 @@ from hf_bidir.explain.methods import (
     METHODS,
     check_method,
     default_method,
-    methods_of,
     passes_of,
     scores_by_default,
     sink_note,
@@ -54,14 +53,9 @@ from hf_bidir.explain.target import (
 
 UNKNOWN = 5  # unknown words in a note
 ONE = str | Path | Image.Image
-NO_FLOW = (
-    "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
-    "scores do (docs/explanations.md)."
-)
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
 IMAGE_NAME = re.compile(r"\S+\.(png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
-TRACED = ("flow", "rollout")  # drawn beside the scores
-FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
+HEADS, TRACED = "heads", ("rollout", "flow")  # figures beside the scores
 
 
 def explain(
@@ -176,19 +170,24 @@ def explain_checkpoint(
     text_or_image: str | Sequence[Mapping[str, Any]],
     *,
     method: str | None = None,
-    traced: Sequence[str] = TRACED,
+    figures: Sequence[str] = (),
     **options: Any,
 ) -> Explanation | Alignment:
-    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file, with all figures.
+    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
 
     Args:
         source: as in `load_checkpoint`, or its result.
-        traced: the methods drawn beside the scores; the time for flow grows fast with the length.
+        figures: "heads", the contribution of each layer and head; "rollout" and "flow", whose time grows fast with the
+            length.
         method, options: as in `explain`, such as target, layer and continuation.
 
     Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint` and `explain`; a file for a text model.
+        FileNotFoundError, ValueError: as in `load_checkpoint` and `explain`; a file for a text model, or an unknown
+            figure.
     """
+    for name in figures:
+        if name not in (HEADS, *TRACED):
+            raise ValueError(f"expected figures {', '.join((HEADS, *TRACED))}, got {name!r}.")
     if not isinstance(source, tuple):
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
@@ -199,7 +198,7 @@ def explain_checkpoint(
             f"expected a text in quotation marks, got the file {text_or_image}; {type(model).__name__} takes the text "
             "itself."
         )
-    return _explain_one(model, processor, text_or_image, method, figures=traced, **options)
+    return _explain_one(model, processor, text_or_image, method, figures=figures, **options)
 
 
 def _explain_one(
@@ -384,7 +383,7 @@ def _explain_batch(
         if explanation.little:
             notes.append(explanation.little)
         if figures is not None and record is not None:  # figures of one of several windows would be of another text
-            explanation = _with_figures(explanation, record, figures, **chosen)
+            explanation = _with_figures(explanation, record, figures, chosen)
         yield explanation
 
 
@@ -411,27 +410,18 @@ def _scores(
 
 
 def _with_figures(
-    explanation: Explanation, record: Record, names: Sequence[str], target, position, layer, head
+    explanation: Explanation, record: Record, figures: Sequence[str], chosen: Mapping[str, Any]
 ) -> Explanation:
-    """The explanation with contributions of heads and the methods of these names, as far as they say something."""
-    from hf_bidir.explain.methods.contributions import contributions
+    """The explanation with the contributions of heads, and the scores of rollout and flow, as far as asked for."""
+    example, notes, traced, heads = explanation.example, list(explanation.notes), {}, None
+    if HEADS in figures:
+        from hf_bidir.explain.methods.contributions import contributions
 
-    example, model, notes = explanation.example, record.model, list(explanation.notes)
-    traced = {}
-    if names and kind_of(model).causal:
-        names = []
-        notes.append(NO_FLOW)
-    elif "flow" in names and len(example.token_of_piece) > FLOW_LIMIT:
-        names = [name for name in names if name != "flow"]
-        notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
-    for name in (name for name in names if name in methods_of(model)):
-        found = token_scores(model, record, name, target, position=position, layer=layer, head=head)
-        scores = example.by_token(found[0], METHODS[name].additive)
-        if sink := sink_note(name, example.tokens, example.special, scores):
-            notes.append(f"{name.capitalize()} is not drawn: {sink}")
-        else:
-            traced[name] = scores
-    heads = contributions(model, record, target, position=position)[0].sum(-1)
+        heads = contributions(record.model, record, chosen["target"], position=chosen["position"])[0].sum(-1)
+    for name in (name for name in TRACED if name in figures):
+        scores = example.by_token(token_scores(record.model, record, name, **chosen)[0], METHODS[name].additive)
+        traced[name] = scores
+        notes += filter(None, [sink_note(name, example.tokens, example.special, scores)])
     return replace(explanation, notes=notes, heads=heads, traced=traced)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_bidir.explain.coefficients import Coefficients
-    from hf_bidir.explain.draw.colors import Scale
+    from hf_bidir.explain.draw.figures import Scale
     from hf_bidir.explain.tables import WordTable
 
 SHOWN = 20  # explanations in a notebook
@@ -40,24 +40,23 @@ class Result:
         """The scores of largest magnitude, as text."""
         raise NotImplementedError
 
-    def figures(self) -> "dict[str, tuple[str, Figure]]":
-        """The figures by names of `FIGURES`, each with its heading.
-
-        Rollout and flow need attention between tokens; the grid of heads needs more than one head.
-        """
-        from hf_bidir.explain.draw.explanations import figures_of
+    def figures(self) -> "dict[str, Figure]":
+        """The figures by name: scores and coefficients, or the alignment, and those that were asked for."""
+        from hf_bidir.explain.draw.page import figures_of
 
         return figures_of(self)  # type: ignore[arg-type]
 
-    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
-        """The figures as a web page without scripts, with a text as HTML instead of its picture.
+    def plot(self) -> "Figure":
+        """The image, or the words, with the scores as colours."""
+        from hf_bidir.explain.draw.page import figure_of
 
-        Args:
-            pictures: the figures as PNG by file name; by default they are drawn.
-        """
-        from hf_bidir.explain.draw.explanations import page_of
+        return figure_of(self)  # type: ignore[arg-type]
 
-        return page_of(self, pictures)  # type: ignore[arg-type]
+    def page(self) -> str:
+        """A web page without scripts, with a text as HTML and an image as pictures."""
+        from hf_bidir.explain.draw.page import page_of
+
+        return page_of(self)  # type: ignore[arg-type]
 
     def to_html(self, path: str | Path) -> None:
         """Write the page."""
@@ -70,7 +69,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The scores as HTML, which Jupyter shows in place of the object."""
-        from hf_bidir.explain.draw.explanations import fragment_of
+        from hf_bidir.explain.draw.page import fragment_of
 
         return fragment_of([self])  # type: ignore[list-item]
 
@@ -118,12 +117,6 @@ class Explanation(Result):
         named = ("explained", "value", "target", "instead_of", "method", "layer", "head", "tokens", "notes")
         more = {"unit": METHODS[self.method].unit, "special": self.example.special, "scores": self.scores.tolist()}
         return {name: getattr(self, name) for name in named} | more
-
-    def plot(self) -> "Figure":
-        """The text or image with its scores as colours."""
-        from hf_bidir.explain.draw.explanations import draw
-
-        return draw(self, [self.method])
 
     def __repr__(self) -> str:
         grid = self.example.grid
@@ -184,7 +177,7 @@ class Explanation(Result):
 
         The grid of heads has its own: sums over all tokens can be much larger.
         """
-        from hf_bidir.explain.draw.colors import Scale
+        from hf_bidir.explain.draw.figures import Scale
 
         return Scale.of(self.shown(self.scores)[1], limit=abs(self.value) if self.little else None)
 
@@ -207,7 +200,7 @@ class Explanations(list[Explanation]):
         return word_table(self, min_count)
 
     def _repr_html_(self) -> str:
-        from hf_bidir.explain.draw.explanations import fragment_of
+        from hf_bidir.explain.draw.page import fragment_of
 
         return fragment_of(self[:SHOWN], more=f"and {len(self) - SHOWN} more" if len(self) > SHOWN else "")
 

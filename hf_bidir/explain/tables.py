@@ -5,8 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hf_bidir.explain.draw.colors import Scale
-from hf_bidir.explain.draw.fonts import Figure
 from hf_bidir.explain.draw.page import rendered
 from hf_bidir.explain.inputs.text import shortened, signed, visible
 from hf_bidir.explain.registry import METHODS
@@ -51,19 +49,6 @@ class WordTable:
     def _ends(self, count: int = SHOWN) -> list[Word]:
         """The words with the highest and the lowest means."""
         return self.words if len(self.words) <= 2 * count else [*self.top(count), *reversed(self.bottom(count))]
-
-    def plot(self, count: int = 10) -> Figure:
-        """The highest and the lowest mean scores as bars."""
-        chosen = self._ends(count)
-        figure = Figure(figsize=(6, 0.28 * len(chosen) + 1), layout="constrained")
-        means, places, panel = [word.mean for word in chosen], range(len(chosen)), figure.subplots()
-        panel.barh(places, means, color=[Scale.of(means).color(mean) for mean in means])
-        labels = [f"{visible(shortened(word.word, 24))} ({word.count})" for word in chosen]
-        panel.set_yticks(places, labels, parse_math=False, fontsize=8)
-        panel.invert_yaxis()
-        panel.axvline(0, color="black", linewidth=0.5)
-        panel.set_xlabel(f"mean of {self.unit}", parse_math=False)
-        return figure
 
     def __str__(self) -> str:
         rows = [f"{signed(one.mean):>10}  {visible(shortened(one.word))} ({one.count})" for one in self._ends()]

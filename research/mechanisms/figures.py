@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from benchmarks.runs import where
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
+from hf_bidir.explain import align, load_checkpoint, read_text, score_grid
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from research.mechanisms.data import LEVELS
@@ -29,16 +29,13 @@ def draw_coefficients(name: str, run: Path, picture: Path) -> None:
         generated = (" " if name == "sorting" else "").join(token for token in found.written if token != "[EOS]")
         target = "5 7 7 18 42 60 71 93" if name == "sorting" else "1998-03-05"
         caption += f" Generated: {generated} ({'correct' if generated == target else f'wrong; correct: {target}'})."
-        both = name in ("general", "sorting")  # the others show coefficients alone, which are the last scores
-        units = dict(reversed(found.scores.items())) if both else dict([*found.scores.items()][-1:])
-        figure = alignment_grid(found.written, found.source, units, caption=caption)
+        unit, scores = [*found.scores.items()][-1]  # the coefficients
+        figure = score_grid(scores, found.written, found.source, unit=unit, caption=caption)
     else:
         example = read_text(tokenizer, MIXED, model.config.max_position_embeddings)
         _, layers = record_coefficients(model, example.inputs)
-        if name == "window":
-            figure = alignment_grid(example.tokens, example.tokens, {"coefficient a": layers[0][0, 0]}, caption=caption)
-        else:
-            figure = text_heatmap(example.tokens, layers[0][0, 0, 0], unit="coefficient a", caption=caption)
+        queries = example.tokens if name == "window" else ["query"]
+        figure = score_grid(layers[0][0, 0], queries, example.tokens, unit="coefficient a", caption=caption)
     save_figure(figure, picture, dpi=90)
 
 

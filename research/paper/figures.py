@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain import image_heatmap, load_checkpoint
-from hf_bidir.explain.draw.colors import COLORS
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.explain.draw.figures import COLORS, Scale, as_array, draw_images
 from hf_bidir.explain.record import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
@@ -160,5 +160,6 @@ def overlays(runs: Mapping[str, Path], test: Path) -> Figure:
             # scores of different images differ by orders of magnitude: on one scale most would look blank
             grids = grids / grids.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(grids.dtype).tiny)
             unit = "share of the\nimage's largest"
-            image_heatmap(pixels, grids, titles=titles, unit=unit, figure=figure_row)
+            grids = as_array(grids)
+            draw_images(figure_row, pixels, grids, titles=titles, scale=Scale.of(grids), unit=unit)
     return figure

@@ -11,7 +11,7 @@ import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
-from hf_bidir.explain import align, alignment_grid, contributions, cross_rollout, explain
+from hf_bidir.explain import align, contributions, cross_rollout, explain
 from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
 from hf_bidir.explain.record import record_maps
 from hf_bidir.finetune.data.tokenizer import train_words
@@ -142,7 +142,7 @@ def test_pieces_of_a_source_word_are_taken_together():
 
 @pytest.mark.parametrize(("activation", "signed"), [("tanhmax", True), ("softmax", False)])
 def test_the_caption_compares_no_signs_of_models_whose_coefficients_have_both(activation, signed):
-    _, figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).figures()["alignment"]
+    figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).plot()
     assert ("not comparable between models" in " ".join(figure.get_supxlabel().split())) == signed
 
 
@@ -151,15 +151,14 @@ def test_hard_selection_has_no_contributions():
     assert list(found.scores) == [COEFFICIENT]
     assert found.scores[COEFFICIENT].abs().sum() > 0
     assert "hard selection has no contributions" in found.summary()
-    assert len([axes for axes in found.figures()["alignment"][1].axes if axes.images]) == 1
 
 
-def test_the_command_draws_the_alignment_and_names_the_sources_of_every_word(tmp_path):
+def test_the_command_writes_a_page_and_names_the_sources_of_every_word(tmp_path):
     model = model_of()
     folder = saved(model, TOKENIZER, tmp_path / "model")
     result = CliRunner().invoke(app, ["explain", str(folder), TEXT, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"alignment.png", "index.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html"}
     found = align(model, TOKENIZER, TEXT)
     assert found.explained in result.output
     best = found.source[found.scores[CONTRIBUTION][0].abs().argmax()]
@@ -178,15 +177,13 @@ def test_an_encoder_decoder_has_methods_of_its_own():
         align(BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10)), TOKENIZER, TEXT)
 
 
-def test_the_grid_has_a_row_per_generated_word_and_a_panel_per_unit():
-    values = np.array([[0.5, -0.5, 0.0], [0.0, 0.1, 1.0]])
-    figure = alignment_grid(["x", "y"], ["a", "$b", "c"], {"a": values, "a · ∂y/∂a": values})
-    panel, _ = (axes for axes in figure.axes if axes.images)
-    labels = [label.get_text() for label in panel.get_xticklabels() + panel.get_yticklabels()]
-    assert labels == ["a", "$b", "c", "x", "y"]
-    assert sorted(text.get_text() for text in panel.texts) == ["+", "+", "−"]
-    with pytest.raises(ValueError, match=r"expected values \[written, source\] = \(2, 3\)"):
-        alignment_grid(["x", "y"], ["a", "b", "c"], {"a": np.zeros((3, 2))})
+def test_the_figure_has_a_row_per_generated_word_and_a_column_per_source_word():
+    found = align(model_of(), TOKENIZER, TEXT)
+    figure = found.figures()["alignment"]
+    panel = figure.axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == found.written
+    assert [label.get_text() for label in panel.get_xticklabels()] == found.source
+    np.testing.assert_allclose(panel.images[0].get_array(), found.scores[CONTRIBUTION], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])

@@ -85,7 +85,7 @@ def test_those_of_softmax_have_no_sign(mass, signs):
 
 def test_they_stand_above_the_scores_on_a_colour_scale_of_their_own():
     found = explain(bert(), tokenizer(), TEXT)
-    for shown in (found._repr_html_(), found.page({})):
+    for shown in (found._repr_html_(), found.page()):
         assert shown.index(f"<h2>{found.coefficients.heading}") < shown.index(f"<h2>{found.caption(found.method)}")
         assert shown.count('class="scale"') == 2
 

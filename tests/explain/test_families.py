@@ -7,7 +7,6 @@ from transformers import SwinConfig, SwinForImageClassification, ViTImageProcess
 from typer.testing import CliRunner
 
 import hf_bidir
-from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
@@ -182,7 +181,7 @@ def test_patches_are_the_last_tokens_whatever_stands_before_them(head, options, 
 
 
 EXPLAINED = {
-    # token_scores covers every family; these differ in how a checkpoint is read or a figure is drawn
+    # token_scores covers every family; these differ in how a checkpoint is read or a page is made
     "Dinov2WithRegistersForImageClassification": {},
     "LlamaForSequenceClassification": {},
     "GPT2LMHeadModel": FAMILIES["GPT2ForSequenceClassification"],
@@ -200,6 +199,5 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
     result = CliRunner().invoke(app, ["explain", str(folder), text_or_image, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert ("patch in row" if of_images else "unbelievably") in result.output
-    traced = [] if kind_of(model).causal else ["rollout-flow.png"]
-    drawn = {"coefficients.png", "scores.png", "heads.png", *traced}
+    drawn = {"coefficients.png", "scores.png"} if of_images else set()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", *drawn}

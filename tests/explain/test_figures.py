@@ -7,8 +7,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from PIL import Image
 
-from hf_bidir.explain import image_heatmap, layer_head_grid, photo_heatmap, word_scatter
-from hf_bidir.explain.draw.colors import COLORS
+from hf_bidir.explain import explain, image_heatmap, score_grid
+from hf_bidir.explain.draw.figures import COLORS
+from tests.explain.conftest import bert, tokenizer
 
 IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 
@@ -16,6 +17,10 @@ IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 def overlays(figure):
     """The coloured layers, one per panel; the first layer of a panel is the grey image."""
     return [axes.images[1] for axes in figure.axes if len(axes.images) == 2]
+
+
+def texts_of(figure):
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
 
 
 def test_the_colour_scale_is_symmetrical_and_shared_by_all_panels():
@@ -59,6 +64,15 @@ def test_the_saved_picture_carries_titles_unit_and_caption(tmp_path):
     assert imread(tmp_path / "a.png").std() > 0
 
 
+def test_a_photograph_lies_under_every_map_and_maps_beyond_a_row_go_below():
+    photo = Image.effect_noise((600, 300), 80)
+    figure = image_heatmap(photo, np.ones((7, 20, 40)))
+    assert len(overlays(figure)) == 7
+    assert {axes.images[0].get_array().shape for axes in figure.axes if axes.images} == {(224, 448)}
+    assert len({axes.get_subplotspec().rowspan.start for axes in figure.axes if axes.images}) == 2
+    assert not any(axes.texts for axes in figure.axes)  # marks would cover so many patches
+
+
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
@@ -72,41 +86,32 @@ def test_scores_that_cannot_belong_to_the_images_are_refused(scores, message):
         image_heatmap(IMAGES, scores)
 
 
-def texts_of(figure):
-    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
-
-
 def test_a_grid_has_a_signed_number_in_every_strong_cell():
-    texts = texts_of(layer_head_grid(torch.tensor([[0.5, -0.25], [0.0, 0.01]]), unit="share", caption="all tokens"))
-    assert {"+0.5", "−0.25", "share", "all tokens", "layer", "head"} <= set(texts)
+    values = torch.tensor([[0.5, -0.25], [0.0, 0.01]])
+    figure = score_grid(values, ["a", "$b"], ["head 0", "head 1"], unit="share", caption="all tokens")
+    texts = texts_of(figure)
+    assert {"+0.5", "−0.25", "share", "all tokens", "$b", "head 0"} <= set(texts)
     assert "+0.01" not in texts
-    figure = layer_head_grid([[1.0]], caption="many words " * 30)
-    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 70
-    with pytest.raises(ValueError, match=r"expected finite values \[layers, heads\], got \(3,\)"):
-        layer_head_grid([1.0, 2.0, 3.0])
+    figure = score_grid([[1.0]], ["a"], ["b"], caption="many words " * 30)
+    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 91
+    with pytest.raises(ValueError, match=r"\(2, 1\), got \(1, 3\)"):
+        score_grid([[1.0, 2.0, 3.0]], ["a", "b"], ["c"])
 
 
-def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
-    covered = word_scatter(["good", "fine", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [1, 1, 1])
-    assert {"good", "bad"} == set(texts_of(covered)) & {"good", "fine", "bad"}  # labels do not cover one another
-    with pytest.raises(ValueError, match="for each of 2 words"):
-        word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
-    figure = word_scatter(["good", "bad", "film"], [0.4, -0.3, 0.0], [2, -1, 0], [10, 20, 30])
-    groups = {collection.get_label(): collection for collection in figure.axes[0].collections}
-    assert groups["positive words"].get_offsets().tolist() == [[10, 0.4]]
-    assert groups["negative words"].get_offsets().tolist() == [[20, -0.3]]
-    assert groups["neutral words"].get_offsets().tolist() == [[30, 0.0]]
-    markers = {tuple(map(tuple, collection.get_paths()[0].vertices)) for collection in groups.values()}
-    assert len(markers) == 3
-    assert {"good", "bad"} <= set(texts_of(figure))
+def test_the_figure_of_a_text_has_its_words_in_lines_with_their_numbers():
+    found = explain(bert(), tokenizer(), "a good bad film ! " * 4, "erasure", target=1)
+    figure = found.plot()
+    words, numbers = figure.axes[0].texts[::2], figure.axes[0].texts[1::2]
+    assert [word.get_text() for word in words] == ["a", "good", "bad", "film", "!"] * 4
+    assert [number.get_text() for number in numbers] == [found.scale().number(s) for s in found.scores[1:-1].tolist()]
+    assert {word.get_position()[1] for word in words} == {0.37, 1.37}
 
 
-@pytest.mark.parametrize("draw", [lambda *of: image_heatmap(*of), lambda image, grid: photo_of(image, grid)])
 @pytest.mark.parametrize("brightness", [0, 255])
-def test_patches_have_the_colours_of_the_bar_on_any_image(draw, brightness):
+def test_patches_have_the_colours_of_the_bar_on_any_image(brightness):
     scores = np.zeros((1, 2, 2))
     scores[0, 0], scores[0, 1] = (1.0, 0.5), (-0.5, -1.0)
-    figure = draw(np.full((1, 32, 32), brightness, np.uint8), scores)
+    figure = image_heatmap(np.full((1, 32, 32), brightness, np.uint8), scores)
     figure.set_dpi(60)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -116,10 +121,6 @@ def test_patches_have_the_colours_of_the_bar_on_any_image(draw, brightness):
         column = int(panel.x0 + (0.1 + 0.8 * across) * panel.width)  # off the marks in the middle of patches
         row = int(len(pixels) - panel.y1 + (0.1 + 0.8 * down) * panel.height)
         np.testing.assert_allclose(pixels[row, column], COLORS(0.5 + score / 2)[:3], atol=0.2)
-
-
-def photo_of(image, grid):
-    return photo_heatmap(Image.fromarray(image[0]), {"scores": grid[0]}, smooth=False)
 
 
 def test_without_any_score_an_image_keeps_its_black():

@@ -24,11 +24,10 @@ def run(*words):
     return CliRunner().invoke(app, ["explain", *(str(word) for word in words)])
 
 
-def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
+def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
     result = run(checkpoint, f"{TEXT} <script>alert(1)</script>", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"coefficients.png", "scores.png", "rollout-flow.png", "heads.png", "index.html"}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
     assert f"{TEXT_DEFAULT} is the default for texts; docs/explanations.md compares the methods." in result.output
@@ -79,11 +78,12 @@ def test_a_text_that_is_too_long_is_explained_in_windows_with_a_note(checkpoint,
         (("{folder}", ""), "at least one word"),
         (("{folder}", TEXT, "--target", "postive"), 'Did you mean "positive"?'),
         (("{folder}", TEXT, "--method", "rolout"), 'Did you mean "rollout"?'),
+        (("{folder}", TEXT, "--figure", "head"), "expected figures heads, rollout, flow, got 'head'"),
         (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; choose 0 to 2"),
         (("{folder}/absent", TEXT), "there is none"),
         (("{folder}", "{folder}/config.json"), "takes the text itself"),
         (("{folder}", "missing.PNG"), "got the file missing.PNG"),
-        (("{folder}", TEXT, "--output", "{folder}/config.json"), "expected a folder for the figures"),
+        (("{folder}", TEXT, "--output", "{folder}/config.json"), "expected a folder for the page"),
         (("{digits}", "{folder}/config.json"), "cannot be read as one"),
     ],
 )
@@ -97,10 +97,10 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, mess
 
 def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkpoint, tmp_path):
     run(checkpoint, TEXT, "--output", tmp_path / "out")
-    (tmp_path / "out" / "alignment.png").touch()  # from a model that generates
+    (tmp_path / "out" / "heads.png").touch()  # from another call
     again = run(checkpoint, TEXT, "--output", tmp_path / "out")
     assert (again.exit_code, "Replaced the earlier explanation" in again.output) == (0, True)
-    assert not (tmp_path / "out" / "alignment.png").exists()
+    assert not (tmp_path / "out" / "heads.png").exists()
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "index.html").write_text("a page of someone else")
     refused = run(checkpoint, TEXT, "--output", tmp_path / "site")
@@ -108,30 +108,35 @@ def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkp
     assert (tmp_path / "site" / "index.html").read_text() == "a page of someone else"
 
 
-def test_a_figure_that_a_sink_fills_is_left_out_with_the_reason(checkpoint):
+def test_a_figure_that_a_sink_fills_has_a_note(checkpoint):
     model, words = load_checkpoint(checkpoint)
 
     def onto_the_first(coefficients):
         return torch.nn.functional.one_hot(torch.zeros_like(coefficients[..., 0]).long(), coefficients.shape[-1]) * 1e3
 
     with edited_coefficients(model, onto_the_first):
-        explanation = explain_checkpoint((model, words), TEXT, method="rollout")
-    assert "a sink of the attention" in " ".join(explanation.notes)
-    assert "Rollout is not drawn" in " ".join(explanation.notes)
-    assert "rollout" not in explanation.traced
+        explanation = explain_checkpoint((model, words), TEXT, figures=["rollout"])
+    assert "a sink of the attention, holds 100% of the scores of rollout" in explanation.notes[-1]
 
 
-def test_rollout_and_flow_are_left_out_where_they_are_not_drawn(checkpoint):
-    assert set(explain_checkpoint(checkpoint, TEXT).traced) == {"rollout", "flow"}
-    without = explain_checkpoint(checkpoint, TEXT, traced=())
-    assert without.traced == {}
-    assert without.heads is not None
+def test_only_the_figures_that_were_asked_for_are_made(checkpoint, tmp_path):
+    without = explain_checkpoint(checkpoint, TEXT)
+    assert (without.traced, without.heads, set(without.figures())) == ({}, None, {"coefficients", "scores"})
+    result = run(checkpoint, TEXT, "--figure", "heads", "--figure", "flow", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "heads.png"}
+    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    for heading, shown in (("Maximum flow", True), ("Contribution of each layer", True), ("Rollout", False)):
+        assert (f"<h2>{heading}" in page) == shown
+    found = explain_checkpoint(checkpoint, TEXT, figures=["flow"])
+    scores = token_scores(bert(**NAMES), found.example.inputs, "flow")[0]
+    torch.testing.assert_close(found.traced["flow"], found.example.by_token(scores, False))
 
 
 def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
-    explanation = explain_checkpoint(checkpoint, TEXT)
+    explanation = explain_checkpoint(checkpoint, TEXT, figures=["heads"])
     assert explanation.scale().limit == explanation.shown(explanation.scores)[1].abs().max()
-    heads = explanation.figures()["heads"][1]
+    heads = explanation.figures()["heads"]
     assert max(image.norm.vmax for axes in heads.axes for image in axes.images) == explanation.heads.abs().max()
     assert "A cell without a number is closer to 0 than 5% of the largest." in " ".join(heads.get_supxlabel().split())
 
@@ -161,7 +166,7 @@ def test_scores_that_are_small_beside_y_are_pale_and_have_a_warning(checkpoint, 
 )
 def test_an_explanation_says_how_to_read_its_scores_and_what_they_sum_to(checkpoint, method, meaning, sums, signs):
     explanation = explain_checkpoint(checkpoint, TEXT, method=method)
-    page = explanation.page({"rollout-flow": b"", "heads": b""})
+    page = explanation.page()
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
     for text in (page, explanation.summary()):
         assert (sums in text) if sums else ("sum to" not in text)

@@ -1,84 +1,189 @@
-"""Figures of signed scores over images, layers and heads, alignments and words."""
+"""Signed scores as figures: over images, and as grids of rows and columns. Red for +, blue for −, white for 0."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import SubFigure
-from matplotlib.transforms import Bbox
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
+from PIL import Image
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain.draw.colors import COLORS, Scale, as_array, text_color_on
-from hf_bidir.explain.draw.fonts import Figure
-from hf_bidir.explain.inputs.text import shortened
+from hf_bidir.common.images import open_image
+from hf_bidir.explain.inputs.text import shortened, signed
 
-LABELLED = 8  # labelled words of each polarity in a scatter
-CAPTION_DENSITY = 15  # characters per inch of a caption
-UNNUMBERED_SHARE = 0.05  # share of the largest magnitude below which a cell of layers and heads carries no number
+COLORS = colormaps["RdBu_r"]
+STEPS = 256  # colours in a colour bar
+NEGLIGIBLE = 1e-3  # share of the limit below which a value is written as ≈0
+NUMBERED_SHARE = 0.05  # share of the limit from which a cell of a grid carries its number
+MARKED_SHARE = 0.3  # share of the limit from which a patch carries its sign
+MARKED_ROWS = 16  # rows of patches up to which they are numbered and marked
 LIGHTENED = 0.6  # brightness of black under colours, which would be dark over black
-MARKED_SHARE = 0.3  # share of the largest magnitude from which a patch or cell carries its sign
+WIDE, WORDS = 6, 10  # most images, or words, in a row
+CAPTION_DENSITY = 15  # characters per inch of a caption
+LARGEST_SIDE = 448  # pixels of the longer side of a photograph
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 DISC = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-Array = Tensor | np.ndarray
+Array = Tensor | np.ndarray | Sequence[Any]
+
+
+def as_array(values: Array) -> np.ndarray:
+    if isinstance(values, Tensor):
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=float)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Colour scale from -limit to +limit; without negative values only its half above 0 is shown, without signs."""
+
+    limit: float
+    has_signs: bool
+
+    @classmethod
+    def of(cls, values: Array, has_signs: bool = False, limit: float | None = None) -> "Scale":
+        """The scale that just holds these values; `has_signs` and `limit` are those of others drawn beside them."""
+        values = as_array(values)
+        limit = limit or float(np.abs(values).max(initial=0)) or 1.0
+        return cls(limit, has_signs or bool((values < 0).any()))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return (-self.limit if self.has_signs else 0.0, self.limit)
+
+    def sentence(self, subject: str) -> str:
+        """A clause that states the scale, such as "all rows are on one colour scale, −0.5 to +0.5"."""
+        return f"{subject} are on one colour scale, {self.number(self.ends[0])} to {self.number(self.ends[1])}"
+
+    def number(self, value: float) -> str:
+        """The value with two significant digits, unless it is too close to 0 for this scale."""
+        if 0 < abs(value) < NEGLIGIBLE * self.limit:
+            return "≈0"
+        return signed(value) if self.has_signs else f"{value:.2g}"
+
+    def color(self, value: float) -> tuple[float, float, float, float]:
+        return COLORS(0.5 + 0.5 * value / self.limit)
+
+    def steps(self, count: int = STEPS) -> list[tuple[float, float, float, float]]:
+        """Evenly spaced colours from one end of the scale to the other."""
+        return [self.color(value) for value in np.linspace(*self.ends, count)]
+
+    def bar(self, figure: Figure | SubFigure, unit: str, **placing: Any) -> Colorbar:
+        """Draw a colour bar labelled with the unit."""
+        mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.steps()))
+        ticks = sorted({*self.ends, 0.0})
+        bar = figure.colorbar(mappable, ticks=ticks, **placing)
+        bar.set_label(unit, parse_math=False)
+        bar.set_ticklabels([self.number(tick) for tick in ticks])
+        return bar
+
+
+def text_color_on(color: tuple[float, ...]) -> str:
+    """Black or white, whichever contrasts more with the background colour."""
+    red, green, blue = color[:3]
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def image_heatmap(
-    images: Array,
+    images: Array | Image.Image,
     scores: Array,
     *,
     titles: Sequence[str] | None = None,
     unit: str = "score",
     caption: str | None = None,
     path: str | Path | None = None,
-    figure: Figure | SubFigure | None = None,
-    limit: float | None = None,
-) -> Figure | SubFigure:
-    """Draw each image in grey with its signed patch scores on top: red for +, blue for −, clear for 0.
+) -> Figure:
+    """Draw images in grey with the signed scores of their patches on top, clear for 0, on one colour scale.
 
-    All panels share one colour scale, symmetrical around 0, or starting at 0 if nothing is negative. Patches of large
-    magnitude carry a + or − sign, so the figure can be read in grey. Rows and columns are numbered from 0.
+    Patches of large magnitude carry a + or − sign where there are few, so that the figure can be read in grey. Rows and
+    columns are numbered from 0.
 
     Args:
-        images: `[batch, height, width]` or `[batch, channels, height, width]`.
+        images: `[batch, height, width]` or `[batch, channels, height, width]`, or a photograph under all scores.
         scores: `[batch, rows, columns]`, or `[batch, patches]` for a square grid of patches.
         titles, unit, caption: one title per image, the label of the colour bar, and the text under the panels.
         path: file to save to; the suffix sets the format.
-        figure, limit: what to draw into, and the magnitude of the strongest colour; by default the largest score.
+
+    Raises:
+        ValueError: scores that do not fit the images or are not finite.
     """
-    images, scores = _grey(images), _grid(scores)
-    titles = [""] * len(images) if titles is None else list(titles)
-    if not len(images) == len(scores) == len(titles):
-        raise ValueError(
-            f"expected one score grid and one title per image; "
-            f"got {len(images)} images, {len(scores)} score grids, {len(titles)} titles"
-        )
-    if figure is None:
-        side = 1.6 if len(images) > 3 else 2.8  # inches
-        figure = Figure(figsize=(side * len(images) + 1.2, side + 1.1), layout="constrained")
-    panels = figure.subplots(1, len(images), squeeze=False)[0]
-    scale = Scale.of(scores, limit=limit)
-    for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
-        (height, width), (rows, columns) = image.shape, grid.shape
-        panel.spines[:].set_color("lightgrey")
-        overlay(panel, image, grid, scale, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
-        across, down = ((np.arange(n) + 0.5) * side / n - 0.5 for n, side in ((columns, width), (rows, height)))
-        panel.set_xticks(across, range(columns), fontsize=7)
-        panel.set_yticks(down, range(rows), fontsize=7)
-        panel.set_xlabel("column", fontsize=7)
-        panel.set_ylabel("row", fontsize=7)
-        panel.tick_params(length=0)
-        panel.set_title(title, fontsize=9)
-        for row, column, sign in _marks(grid, scale):
-            panel.text(across[column], down[row], sign, fontsize=9, fontweight="bold", bbox=DISC, **CENTRED)
-    scale.bar(figure, unit, ax=panels, shrink=0.9)
+    scores = _grids(scores)
+    across = min(len(scores), WIDE)
+    side = 1.6 if across > 3 else 2.8  # inches
+    size = (side * across + 1.2, side * -(-len(scores) // across) + 1.1)
+    figure = Figure(figsize=size, layout="constrained")
+    draw_images(figure, images, scores, titles=titles, scale=Scale.of(scores), unit=unit)
     return finish(figure, caption, path)
 
 
-def _grey(images: Array) -> np.ndarray:
+def draw_images(
+    figure: Figure | SubFigure,
+    images: Array | Image.Image,
+    scores: np.ndarray,
+    *,
+    titles: Sequence[str] | None = None,
+    scale: Scale,
+    unit: str,
+) -> None:
+    """Draw a panel for each `[rows, columns]` of the scores, at most `WIDE` in a row, and a colour bar."""
+    pictures = _grey(images, len(scores))
+    titles = [""] * len(scores) if titles is None else titles
+    if not len(pictures) == len(scores) == len(titles):
+        raise ValueError(
+            f"expected one score grid and one title per image; "
+            f"got {len(pictures)} images, {len(scores)} score grids, {len(titles)} titles"
+        )
+    across = min(len(scores), WIDE)
+    panels = figure.subplots(-(-len(scores) // across), across, squeeze=False).ravel()
+    for panel in panels[len(scores) :]:
+        panel.set_axis_off()
+    for panel, image, grid, title in zip(panels, pictures, scores, titles, strict=False):
+        overlay(panel, image, grid, scale)
+        panel.set_title(title, fontsize=9, parse_math=False)
+    scale.bar(figure, unit, ax=list(panels), shrink=0.9)
+
+
+def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale) -> None:
+    """A grey image, lightened, under colours that are clear at 0; without any score, the image as it is."""
+    (height, width), (rows, columns) = image.shape, grid.shape
+    low, high = float(image.min()), max(float(image.max()), float(image.min()) + 1e-6)
+    darkest = low - (high - low) * LIGHTENED / (1 - LIGHTENED) if grid.any() else low
+    panel.imshow(image, cmap="gray", vmin=darkest, vmax=high)
+    strength = np.sqrt(np.abs(grid) / scale.limit).clip(max=1)
+    edges = (-0.5, width - 0.5, height - 0.5, -0.5)
+    panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, extent=edges, alpha=0.85 * strength)
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_color("lightgrey")
+    if rows > MARKED_ROWS:
+        return
+    across, down = ((np.arange(n) + 0.5) * side / n - 0.5 for n, side in ((columns, width), (rows, height)))
+    panel.set_xticks(across, range(columns), fontsize=7)
+    panel.set_yticks(down, range(rows), fontsize=7)
+    panel.tick_params(length=0)
+    for row, column, sign in _marks(grid, scale):
+        panel.text(across[column], down[row], sign, fontsize=9, fontweight="bold", bbox=DISC, **CENTRED)
+
+
+def _marks(grid: np.ndarray, scale: Scale) -> Iterator[tuple[int, int, str]]:
+    """Row, column and sign of each cell of large magnitude, if the scale has signs."""
+    for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
+        yield row, column, "+" if grid[row, column] > 0 else "−"
+
+
+def _grey(images: Array | Image.Image, count: int) -> Sequence[np.ndarray]:
+    if isinstance(images, Image.Image):
+        picture = open_image(images)
+        picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+        return [np.asarray(picture.convert("L"), dtype=float)] * count
     images = as_array(images)
     grey = images.mean(axis=1) if images.ndim == 4 else images
     if grey.ndim != 3 or not len(grey):
@@ -88,12 +193,12 @@ def _grey(images: Array) -> np.ndarray:
     return grey
 
 
-def _grid(scores: Array) -> np.ndarray:
+def _grids(scores: Array) -> np.ndarray:
     scores = as_array(scores)
     if scores.ndim == 2 and isqrt(scores.shape[1]) ** 2 == scores.shape[1]:
         side = isqrt(scores.shape[1])
         scores = scores.reshape(-1, side, side)
-    if scores.ndim != 3:
+    if scores.ndim != 3 or not len(scores):
         raise ValueError(
             f"expected scores [batch, rows, columns] or [batch, patches] with a square number of patches "
             f"(leave the class token out), got {scores.shape}"
@@ -103,147 +208,73 @@ def _grid(scores: Array) -> np.ndarray:
     return scores
 
 
-def layer_head_grid(
+def score_grid(
     values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
     *,
     unit: str = "score",
     caption: str | None = None,
     path: str | Path | None = None,
-    limit: float | None = None,
 ) -> Figure:
-    """Draw one coloured cell per layer and head, with its signed number unless it is close to 0.
-
-    `values` are `[layers, heads]`, layer 0 at the bottom; other arguments as in `image_heatmap`.
-    """
-    values = as_array(values)
-    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-        raise ValueError(f"expected finite values [layers, heads], got {values.shape}")
-    layers, heads = values.shape
-    width = max(0.48 * heads + 2.2, 4.5)  # inches; narrower figures would break the caption into many lines
-    figure = Figure(figsize=(width, 0.36 * layers + 1.5), layout="constrained")
-    panel, scale = figure.subplots(), Scale.of(values, limit=limit)
-    scale.show(panel, values, origin="lower", aspect="auto")
-    panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
-    for (layer, head), value in np.ndenumerate(values):
-        if abs(value) >= UNNUMBERED_SHARE * scale.limit:
-            color = text_color_on(scale.color(value))
-            panel.text(head, layer, scale.number(value), fontsize=6, color=color, **CENTRED)
-    scale.bar(figure, unit, ax=panel)
-    return finish(figure, caption, path)
-
-
-def alignment_grid(
-    written: Sequence[str],
-    source: Sequence[str],
-    values: Mapping[str, Array],
-    *,
-    limits: Mapping[str, float | None] | None = None,
-    axes: tuple[str, str] = ("generated token", "source token"),
-    caption: str | None = None,
-    path: str | Path | None = None,
-) -> Figure:
-    """Draw a grid of generated by source words: red for +, blue for −, white for 0.
-
-    Cells of large magnitude carry their sign, so the figure can be read in grey.
+    """Draw a coloured cell for each row and column, with its signed number unless it is close to 0.
 
     Args:
-        written, source: the generated words, one per row, the first one on top; the source words, one per column.
-        values: one panel per unit, `[written, source]` each; every panel has its own scale.
-        limits: the magnitude of the strongest colour by unit; by default the largest value.
-        axes: what rows and columns are.
+        values: `[rows, columns]`, such as contributions of layers and heads, or scores of generated and source words.
+        rows, columns: their names, the first row on top.
+        unit, caption, path: as in `image_heatmap`.
+
+    Raises:
+        ValueError: values that do not fit the names or are not finite.
     """
-    grids, shape = {unit: as_array(grid) for unit, grid in values.items()}, (len(written), len(source))
-    for unit, grid in grids.items():
-        if grid.shape != shape or not grid.size:
-            raise ValueError(f"expected values [written, source] = {shape}, not empty, in each panel; got {grid.shape}")
-        if not np.isfinite(grid).all():
-            raise ValueError(f"expected finite values, got NaN or infinity in the panel {unit!r}")
-    size = (max(len(grids) * (0.26 * len(source) + 1.6), 6), 0.26 * len(written) + 1.9)  # inches
+    return draw_grid(as_array(values), rows, columns, Scale.of(values), unit=unit, caption=caption, path=path)
+
+
+def draw_grid(
+    grid: np.ndarray, rows: Sequence[str], columns: Sequence[str], scale: Scale, *, unit: str, **ending: Any
+) -> Figure:
+    """The figure of `score_grid` on a given colour scale; `ending` is the caption and the path."""
+    if grid.shape != (len(rows), len(columns)) or not grid.size or not np.isfinite(grid).all():
+        raise ValueError(f"expected finite values [rows, columns] = {(len(rows), len(columns))}, got {grid.shape}")
+    size = (max(0.45 * len(columns) + 2.6, 6), 0.3 * len(rows) + 1.9)  # inches
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]
-    for panel, (unit, grid) in zip(panels, grids.items(), strict=True):
-        scale = Scale.of(grid, limit=(limits or {}).get(unit))
-        scale.show(panel, grid, aspect="auto")
-        panel.set_xticks(range(len(source)), [shortened(word, 12) for word in source], rotation=90, parse_math=False)
-        panel.set_yticks(range(len(written)), [shortened(word, 20) for word in written], parse_math=False)
-        panel.tick_params(length=0, labelsize=8)
-        panel.xaxis.tick_top()
-        panel.xaxis.set_label_position("top")
-        panel.set_xlabel(axes[1], fontsize=8)
-        for row, column, sign in _marks(grid, scale):
-            panel.text(column, row, sign, fontsize=8, color=text_color_on(scale.color(grid[row, column])), **CENTRED)
-        scale.bar(figure, unit, ax=panel)
-    panels[0].set_ylabel(axes[0], fontsize=8)
-    return finish(figure, caption, path)
-
-
-def word_scatter(
-    words: Sequence[str],
-    coefficients: Array,
-    polarity: Sequence[int] | np.ndarray,
-    counts: Sequence[int] | np.ndarray,
-    *,
-    unit: str = "mean coefficient",
-    caption: str | None = None,
-    path: str | Path | None = None,
-) -> Figure:
-    """Draw every word at its frequency and mean coefficient, as in Huang, Yang, Wang 2024.
-
-    Positive, negative and neutral words have the markers +, − and a grey dot. The words of largest magnitude of each
-    polarity are labelled where labels do not overlap.
-
-    Args:
-        words, coefficients, counts: `[length]` each; the mean over the occurrences of a word, and their number.
-        polarity: `[length]`, above 0 for positive words, below 0 for negative ones.
-    """
-    coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
-    if not coefficients.shape == polarity.shape == counts.shape == (len(words),) or not len(words):
-        raise ValueError(
-            f"expected a coefficient, a polarity and a count for each of {len(words)} words, got "
-            f"{coefficients.shape}, {polarity.shape} and {counts.shape}"
-        )
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
     panel = figure.subplots()
-    groups = (("neutral", 0, ".", "0.7"), ("positive", 1, "+", COLORS(0.95)), ("negative", -1, "_", COLORS(0.05)))
-    for name, sign, marker, color in groups:
-        chosen = polarity == sign
-        panel.scatter(counts[chosen], coefficients[chosen], s=40, marker=marker, color=color, label=f"{name} words")
-    panel.axhline(0, color="black", linewidth=0.5)
-    panel.set(xscale="log", xlabel="occurrences", ylabel=unit)
-    panel.legend(fontsize=8)
-    finish(figure, caption, None).draw_without_rendering()  # fixes the layout, on which overlaps of labels depend
-    drawn: list[Bbox] = []
-    for sign in (1, -1):
-        chosen = polarity == sign
-        for index in np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[:LABELLED]]:
-            place, style = (counts[index], coefficients[index]), dict[str, Any](fontsize=7, parse_math=False)
-            label = panel.annotate(words[index], place, (4, 2), textcoords="offset points", **style)
-            if (box := label.get_window_extent().expanded(1.1, 1.1)).count_overlaps(drawn):
-                label.remove()
-            else:
-                drawn.append(box)
-    return finish(figure, None, path)
+    panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, aspect="auto")
+    panel.set_xticks(range(len(columns)), [shortened(name, 14) for name in columns], rotation=90, parse_math=False)
+    panel.set_yticks(range(len(rows)), [shortened(name, 20) for name in rows], parse_math=False)
+    panel.tick_params(length=0, labelsize=8)
+    panel.xaxis.tick_top()
+    for (row, column), value in np.ndenumerate(grid):
+        if abs(value) >= NUMBERED_SHARE * scale.limit:
+            color = text_color_on(scale.color(value))
+            panel.text(column, row, scale.number(value), fontsize=6, color=color, **CENTRED)
+    scale.bar(figure, unit, ax=panel)
+    return finish(figure, **ending)
 
 
-def finish(figure: Any, caption: str | None, path: str | Path | None, dpi: int = 120) -> Any:
+def draw_words(words: Sequence[str], scores: np.ndarray, scale: Scale, *, unit: str, caption: str) -> Figure:
+    """A text in lines of `WORDS`, each word on its colour, with its number below."""
+    lines = -(-len(words) // WORDS)
+    figure = Figure(figsize=(10, 0.5 * lines + 1.4), layout="constrained")
+    panel = figure.subplots()
+    panel.set(xlim=(0, WORDS), ylim=(lines, 0))
+    panel.set_axis_off()
+    for index, (word, score) in enumerate(zip(words, scores, strict=True)):
+        line, place = divmod(index, WORDS)
+        color, middle = scale.color(score), place + 0.48
+        panel.add_patch(Rectangle((place, line + 0.1), 0.96, 0.55, facecolor=color, edgecolor="lightgrey"))
+        text = {"color": text_color_on(color), "fontsize": 8, "parse_math": False} | CENTRED
+        panel.text(middle, line + 0.37, shortened(word, 14), **text)
+        panel.text(middle, line + 0.8, scale.number(score), fontsize=6, **CENTRED)
+    scale.bar(figure, unit, ax=panel)
+    return finish(figure, caption)
+
+
+def finish(figure: Figure, caption: str | None = None, path: str | Path | None = None) -> Figure:
     """The figure with its caption, broken into lines, saved if there is a path."""
     if caption:
         width = int(figure.bbox.width / figure.dpi * CAPTION_DENSITY)
         figure.supxlabel(textwrap.fill(caption, width), fontsize=8, parse_math=False)
     if path is not None:
-        save_figure(figure, path, dpi=dpi)
+        save_figure(figure, path, dpi=120)
     return figure
-
-
-def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale, **placing: Any) -> None:
-    """A grey image, lightened, under colours that are clear at 0; without any score, the image as it is."""
-    low, high = float(image.min()), max(float(image.max()), float(image.min()) + 1e-6)
-    darkest = low - (high - low) * LIGHTENED / (1 - LIGHTENED) if grid.any() else low
-    panel.imshow(image, cmap="gray", vmin=darkest, vmax=high)
-    scale.show(panel, grid, **placing).set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
-
-
-def _marks(grid: np.ndarray, scale: Scale) -> Iterator[tuple[int, int, str]]:
-    """Row, column and sign of each cell of large magnitude, if the scale has signs."""
-    for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
-        yield row, column, "+" if grid[row, column] > 0 else "−"
