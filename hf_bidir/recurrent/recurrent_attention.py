@@ -63,8 +63,8 @@ class BidirAlignment(nn.Module):
             keep, weight = self._local(query, keep, step)
         change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
         if change is None:
-            return weight * self._activated(scores, keep)
-        return change.weigh(lambda *changed: weight * self._activated(*changed), scores, keep)
+            return weight * self.activated(scores, keep)
+        return change.weigh(lambda *changed: weight * self.activated(*changed), scores, keep)
 
     def _local(self, query: Tensor, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
         """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""
@@ -79,7 +79,8 @@ class BidirAlignment(nn.Module):
         weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
         return keep & (distance.abs() <= window), weight
 
-    def _activated(self, scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
+    def activated(self, scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
+        """The coefficients of scores and a keep-mask `[batch, 1, 1, keys]`."""
         name = "softmax" if softmax else self.config.attn_activation
         activation = get_attn_activation(name)
         if name not in WITH_NEGATIVE_MASS:
