@@ -12,10 +12,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
+from scipy.stats import binom
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import cross_entropy, kl_div, one_hot
 from transformers import (
     BaseImageProcessor,
     DataCollatorWithPadding,
@@ -23,10 +25,11 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.convert import signed_model
+from hf_bidir.checkpoints.kinds import kind_of, predicts_values
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
 from hf_bidir.checkpoints.reading import (
     LICENCES,
@@ -45,6 +48,7 @@ from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, ScheduleArguments, option
 from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.problems import listed
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.data.text_data import fit_max_length
 from hf_bidir.finetune.data.unlabelled_data import read_blocks, read_snippets, read_unlabelled_images
@@ -66,6 +70,7 @@ FINAL_MASS = {"balanced": 0.2}  # the default λ of an activation; that of other
 FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
 TRAINED_PER_EVALUATED = 35  # a tenth of the time: 7 evaluations, and training costs twice the evaluation of an example
 MOST_UNKNOWN = 0.2  # share of unknown pieces
+UNLIKELY = 0.05  # the probability, over all classes, that a second training of the teacher gets the student's warning
 SHORT_PIECES = 2.0  # characters; words of an unknown alphabet become pieces of one letter
 
 
@@ -168,7 +173,7 @@ def heal(
         processing_class=processor,
         data_collator=collators[0],
         eval_collator=collators[1],
-        compute_metrics=distillation_metrics(student.can_generate()),
+        compute_metrics=distillation_metrics(student.can_generate(), class_names(student)),
     )
     if args.should_save and not source.startswith(TIMM_PREFIX):
         for name, content in documents(source).items():
@@ -195,7 +200,7 @@ def healing_data(
         data.max_eval_samples = few if args.max_steps > 0 else MOST_EVALUATED
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
-            fit_max_length(data, ["max_length"], student, source)
+            fit_max_length(data, args.typed, student, source)
             collator = DataCollatorWithPadding(processor)
             # joined texts are what a model that generates text was pretrained on, and need no padding
             joined = student.can_generate() and processor.eos_token_id is not None
@@ -307,7 +312,7 @@ class DistillationTrainer(SignedTrainer):
         for parameter in _before_attention(kwargs["model"]):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
-        self.match, self.keep_signs = match, keep_signs
+        self.match, self.keep_signs, self.class_names = match, keep_signs, class_names(kwargs["model"])
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
@@ -332,6 +337,13 @@ class DistillationTrainer(SignedTrainer):
                 losses[-1],
             )
         return found
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """As in transformers; after training it also reports how often student and teacher predict the same class."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self.class_names and metric_key_prefix == "eval" and not self.is_in_train:
+            report_classes(self.class_names, output.predictions, output.label_ids)
+        return output
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -368,12 +380,57 @@ class DistillationTrainer(SignedTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             inputs = self._prepare_inputs(inputs)
             outputs, expected = model(**inputs, output_hidden_states=True), self._teacher_outputs(inputs)
-            measured = errors = _errors(outputs, expected, inputs.get("attention_mask"))
+            errors = _errors(outputs, expected, inputs.get("attention_mask"))
+            counted: list[tuple[Tensor, Tensor]] = []
             if self.teacher.can_generate():
-                losses = [_next_token_losses(model_outputs.logits, inputs) for model_outputs in (outputs, expected)]
-                measured = [torch.cat(parts, 1) for parts in zip(errors, *losses, strict=True)]
+                counted = [_next_token_losses(of_model.logits, inputs) for of_model in (outputs, expected)]
+            elif self.class_names:
+                counted = [_class_counts(outputs.logits, expected.logits)]
+            measured = [torch.cat(parts, 1) for parts in zip(errors, *counted, strict=True)]
             distance = self._distance(outputs, expected, inputs.get("attention_mask"))
         return distance, *measured
+
+
+def report_classes(names: list[str], numerators: np.ndarray, denominators: np.ndarray) -> None:
+    """Log how often student and teacher predict the same class, and warn where a second training would more often.
+
+    Two trainings of a calibrated model agree as often as it is right (Jiang et al. 2022, arXiv:2106.13799); its mean
+    probability of the predicted class stands for that here.
+
+    Args:
+        names: of the classes.
+        numerators, denominators: per example, ending with what `_class_counts` returns.
+    """
+    rows = denominators[:, -len(names) :].sum(0)
+    expected, same = numerators[:, -2 * len(names) :].sum(0).reshape(2, -1) / np.maximum(rows, 1)
+    order = [index for index in np.argsort(same) if rows[index]]
+    shares = listed([f"{names[index]} {same[index]:.1%} of {rows[index]:.0f}" for index in order])
+    whole = f"{same @ rows / rows.sum():.1%} of {rows.sum():.0f} examples"
+    logger.warning("Student and teacher predict the same class for %s; by the teacher's class: %s.", whole, shares)
+    unlikely = binom.cdf((same * rows).round(), rows, expected) < UNLIKELY / len(names)
+    if fewer := [f"{names[index]} (about {expected[index]:.1%})" for index in order if unlikely[index]]:
+        logger.warning(
+            "A second training of the teacher would agree with it more often, on %s. Give more steps, or texts or "
+            "images like those that the model classifies.",
+            listed(fewer),
+        )
+
+
+def class_names(model: PreTrainedModel) -> list[str]:
+    """The names of the classes of which a model predicts one per text or image; none if it predicts something else."""
+    if kind_of(model).task not in ("text-classification", "image-classification") or predicts_values(model.config):
+        return []
+    return [model.config.id2label[index] for index in range(model.config.num_labels)]
+
+
+def _class_counts(logits: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerators and denominators of shares by the class that the teacher predicts, `[examples, 2 classes]` each.
+
+    The first half sums the teacher's probabilities of its class, the second counts the student's equal predictions.
+    """
+    theirs = one_hot(expected.argmax(-1), expected.shape[-1]).float()
+    ours = one_hot(logits.argmax(-1), logits.shape[-1])
+    return torch.cat([theirs * expected.float().softmax(-1), theirs * ours], 1), torch.cat([theirs, theirs], 1)
 
 
 def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

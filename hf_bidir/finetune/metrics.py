@@ -1,6 +1,6 @@
 """Metrics of classification, masked language modelling, sequence generation and distillation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, recall_score
@@ -8,7 +8,10 @@ from torch import Tensor
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 # the metrics that describe a run best, in order of preference
-HEADLINES = ("accuracy", "exact_match", "relative_error", "masked_accuracy", "perplexity", "teacher_perplexity")
+HEADLINES = (
+    *("accuracy", "exact_match", "relative_error", "agreement", "masked_accuracy"),
+    *("perplexity", "teacher_perplexity"),
+)
 
 
 def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -64,20 +67,33 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
     return compute
 
 
-def distillation_metrics(generates_text: bool) -> Callable[[EvalPrediction], dict[str, float]]:
+def distillation_metrics(
+    generates_text: bool = False, names: Sequence[str] = ()
+) -> Callable[[EvalPrediction], dict[str, float]]:
     """A `compute_metrics` for students beside their teachers.
 
     The `predictions` and `label_ids` of an evaluation, `[examples, quantities]` each, are numerators and denominators;
     a quantity is their quotient after summation over a whole split. The metrics are `relative_error`, the mean over
-    states (0.01 is 1 %), `relative_error_<index>` of each, and of a language model `perplexity` and
-    `teacher_perplexity`, from the last two quantities, the next-token losses of both.
+    states (0.01 is 1 %), and `relative_error_<index>` of each. The last quantities give, of a language model,
+    `perplexity` and `teacher_perplexity`, from the next-token losses of both; and of a classifier with the classes
+    `names`, `agreement`, the share of examples for which student and teacher predict the same class, and
+    `agreement_<class name>`, that among the examples for which the teacher predicts this class.
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
-        found = evaluation.predictions.sum(0, dtype=np.float64) / evaluation.label_ids.sum(0, dtype=np.float64)
-        errors, losses = (found[:-2], found[-2:]) if generates_text else (found, ())
-        each = {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
-        perplexities = dict(zip(("perplexity", "teacher_perplexity"), map(float, np.exp(losses)), strict=False))
-        return {"relative_error": float(errors.mean())} | perplexities | each
+        numerators, denominators = (
+            values.sum(0, dtype=np.float64) for values in (evaluation.predictions, evaluation.label_ids)
+        )
+        states = len(numerators) - (2 if generates_text else 2 * len(names))
+        errors = numerators[:states] / denominators[:states]
+        metrics = {"relative_error": float(errors.mean())}
+        if generates_text:
+            losses = numerators[states:] / denominators[states:]
+            metrics |= zip(("perplexity", "teacher_perplexity"), map(float, np.exp(losses)), strict=True)
+        if names:
+            same, rows = numerators[-len(names) :], denominators[-len(names) :]
+            metrics["agreement"] = float(same.sum() / rows.sum())
+            metrics |= {f"agreement_{names[index]}": float(same[index] / rows[index]) for index in rows.nonzero()[0]}
+        return metrics | {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
 
     return compute

@@ -14,6 +14,7 @@ METRICS = {  # the run's metric -> its name on the Hub, or None
     "perplexity": "perplexity",
     "teacher_perplexity": None,
     "relative_error": "relative_error",
+    "agreement": None,
 }
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
 

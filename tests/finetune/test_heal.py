@@ -3,7 +3,13 @@
 import pytest
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.utils import ModelOutput
 
 from hf_bidir import signed
@@ -89,3 +95,42 @@ def test_the_error_before_healing_is_printed_first(language_model, tmp_path, cap
     (line,) = (record.message for record in caplog.records if "healing" in record.message)
     assert line.startswith("Before healing, at λ = 1: relative error ")
     assert "perplexity" in line
+
+
+@pytest.fixture
+def classifiers(tmp_path):
+    """A trainer whose student predicts class 0 alone, 300 rows, and the classes that its teacher predicts for them."""
+    torch.manual_seed(0)
+    teacher = BertForSequenceClassification(BertConfig(**SHAPE, initializer_range=1.0, num_labels=3)).eval()
+    student = signed(BertForSequenceClassification(teacher.config), negative_mass=1.0)
+    student.load_state_dict(teacher.state_dict())
+    with torch.no_grad():
+        student.classifier.bias += torch.tensor([100.0, 0.0, 0.0])
+        ids = torch.randint(5, 20, (300, 6))
+        predicted = teacher(ids).logits.argmax(-1)
+    args = HealingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, eval_strategy="no", save_strategy="no")
+    metrics = distillation_metrics(names=[*student.config.id2label.values()])
+    trainer = DistillationTrainer(model=student, teacher=teacher, args=args, compute_metrics=metrics)
+    return trainer, Dataset.from_list([{"input_ids": row} for row in ids.tolist()]), predicted.bincount()
+
+
+def test_the_agreement_with_the_teacher_is_reported_by_its_class(classifiers, caplog):
+    trainer, rows, counts = classifiers
+    found = trainer.evaluate(rows)
+    assert found["eval_agreement"] == pytest.approx(counts[0].item() / 300)
+    assert [found[f"eval_agreement_LABEL_{index}"] for index in range(3)] == [1, 0, 0]
+    assert f"LABEL_1 0.0% of {counts[1]}, LABEL_2 0.0% of {counts[2]}, LABEL_0 100.0% of {counts[0]}" in caplog.text
+
+
+def test_a_class_on_which_a_second_training_would_agree_more_often_gets_a_warning_if_it_has_enough_rows(
+    classifiers, caplog
+):
+    trainer, rows, counts = classifiers
+    assert counts[2] < 3 < counts[1]
+    trainer.evaluate(rows)
+    warning = caplog.records[-1].getMessage()
+    assert [name in warning for name in ("LABEL_0", "LABEL_1", "LABEL_2")] == [False, True, False]
+    caplog.clear()
+    trainer.teacher = trainer.model
+    trainer.evaluate(rows)
+    assert len(caplog.records) == 1

@@ -62,6 +62,16 @@ def test_the_perplexities_are_those_of_all_tokens_of_the_split():
     assert metrics == pytest.approx({"relative_error": 0.25, "relative_error_0": 0.25} | expected)
 
 
+def test_the_agreement_is_counted_by_the_class_that_the_teacher_predicts():
+    # besides an error and probabilities of the teacher: 1 of 2 rows of class a, 2 of 2 of class b, no row of class c
+    same = np.array([[1, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 0]])
+    rows = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]])
+    sums = np.hstack([np.zeros((4, 1)), 0.9 * rows, same]), np.hstack([np.ones((4, 1)), rows, rows])
+    metrics = distillation_metrics(names=["a", "b", "c"])(EvalPrediction(*sums))
+    errors = {"relative_error": 0.0, "relative_error_0": 0.0}
+    assert metrics == {"agreement": 0.75, "agreement_a": 0.5, "agreement_b": 1.0} | errors
+
+
 def test_only_masked_words_are_counted():
     truth, predicted = np.array([[-100, 3, 4], [5, -100, -100]]), np.array([[9, 3, 9], [5, 9, 9]])
     assert masked_word_metrics(EvalPrediction(predicted, truth))["masked_accuracy"] == pytest.approx(2 / 3)
