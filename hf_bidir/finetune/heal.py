@@ -386,9 +386,9 @@ class DistillationTrainer(SignedTrainer):
                 counted = [_next_token_losses(of_model.logits, inputs) for of_model in (outputs, expected)]
             elif self.class_names:
                 counted = [_class_counts(outputs.logits, expected.logits)]
-            measured = [torch.cat(parts, 1) for parts in zip(errors, *counted, strict=True)]
+            numerators, denominators = (torch.cat(parts, 1) for parts in zip(errors, *counted, strict=True))
             distance = self._distance(outputs, expected, inputs.get("attention_mask"))
-        return distance, *measured
+        return distance, numerators, denominators
 
 
 def report_classes(names: list[str], numerators: np.ndarray, denominators: np.ndarray) -> None:
