@@ -48,11 +48,11 @@ def explain(
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
     query: Annotated[
         str | None,
-        typer.Option(help="With --layer and --head: why the head attends from this word of the text to --key."),
+        typer.Option(help="With --layer and --head alone: why the head attends from this word of the text to --key."),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(help="With --layer and --head: the word attended to; by default that of the largest coefficient."),
+        typer.Option(help="With --query: the word attended to; by default that of the largest coefficient."),
     ] = None,
     position: Annotated[
         int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
@@ -126,14 +126,12 @@ def explain(
         given = _messages(text_or_image) if chat else text_or_image
         if query is None and key is None:
             explanation = explain_checkpoint(checkpoint, given, method=method, figures=figures or (), **chosen)
-        elif layer is None or head is None:
-            raise ValueError("--query and --key need --layer and --head: they explain the attention of one head.")
-        elif others := [
-            name for name, value in (chosen | {"method": method}).items() if value not in (None, layer, head)
-        ]:
-            raise ValueError(f"--query and --key explain the attention of one head; leave out {', '.join(others)}.")
+        elif query is None or layer is None or head is None:
+            raise ValueError(
+                "the attention of one head is explained with --layer, --head and --query, by --key or not."
+            )
         else:
-            explanation = explain_head(*load_checkpoint(checkpoint), given, layer, head, query=query, key=key)
+            explanation = explain_head(*load_checkpoint(checkpoint), given, (layer, head), query, key)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):

@@ -27,7 +27,7 @@ def states_of(model, layer):
 @pytest.mark.parametrize("head", ["BertForSequenceClassification", "LlamaForSequenceClassification"])
 def test_the_score_of_a_pair_is_named_and_explained_through_its_query_and_its_key(head):
     model = family(head, pad_token_id=0, num_attention_heads=4)
-    found = explain_head(model, tokenizer(), TEXT, layer=1, head=3, query=4, key=2)
+    found = explain_head(model, tokenizer(), TEXT, (1, 3), "film", "good")
     query, key, _ = states_of(model, 1)
     score = query[0, 3, 4] @ key[0, 3 * key.shape[1] // 4, 2] * query.shape[-1] ** -0.5
     assert f"the query film the key good has the score {score:+.2g}".replace("-", "−") in found.explained
@@ -36,7 +36,7 @@ def test_the_score_of_a_pair_is_named_and_explained_through_its_query_and_its_ke
 
 
 def test_in_the_first_layer_the_query_rests_on_its_word_and_the_key_on_its_own():
-    scores = explain_head(bert(), tokenizer(), TEXT, layer=0, head=1, query=4, key=2).scores["relevance"]
+    scores = explain_head(bert(), tokenizer(), TEXT, (0, 1), "film", "good").scores["relevance"]
     assert scores[0].nonzero().flatten().tolist() == [4]
     assert scores[1].nonzero().flatten().tolist() == [2]
 
@@ -48,39 +48,33 @@ def test_without_biases_and_norms_each_side_sums_to_the_score():
             module.bias.data.zero_()
     for embedding in (model.bert.embeddings.position_embeddings, model.bert.embeddings.token_type_embeddings):
         embedding.weight.data.zero_()
-    found = explain_head(model, tokenizer(), TEXT, layer=0, head=1, query=4, key=2)
+    found = explain_head(model, tokenizer(), TEXT, (0, 1), "film", "good")
     query, key, _ = states_of(model, 0)
     score = query[0, 1, 4] @ key[0, 1, 2] * query.shape[-1] ** -0.5
     torch.testing.assert_close(found.scores["relevance"].sum(1), score.expand(2), rtol=1e-3, atol=1e-4)
     assert f"it sums to {signed(score.item())} and {signed(score.item())}" in found.what
 
 
-def test_by_default_it_explains_the_strongest_coefficient_of_the_query_that_is_read():
+def test_by_default_the_key_is_the_word_of_the_strongest_coefficient():
     model = bert()
-    coefficients = record_coefficients(model, tokenizer()(TEXT, return_tensors="pt"))[1][2][0, 0, 0]
-    strongest = int(coefficients[1:-1].abs().argmax()) + 1
-    found = explain_head(model, tokenizer(), TEXT, layer=2, head=0)
-    words = ["[CLS]", *TEXT.split(), "[SEP]"]
-    assert found.written == ["query [CLS]", f"key {words[strongest]}"]
-
-
-def test_the_default_query_of_a_masked_language_model_is_the_mask():
-    model = family("BertForMaskedLM", vocab_size=40)
-    assert explain_head(model, tokenizer(), "a [MASK] film", 1, 0).written[0] == "query [MASK]"
+    coefficients = record_coefficients(model, tokenizer()(TEXT, return_tensors="pt"))[1][2][0, 0, 4]
+    strongest = int(coefficients[1:-1].abs().argmax())
+    found = explain_head(model, tokenizer(), TEXT, (2, 0), "film")
+    assert found.written == ["query film", f"key {TEXT.split()[strongest]}"]
 
 
 def test_each_run_of_a_shared_layer_counts():
     model = family("AlbertForSequenceClassification")
-    assert explain_head(model, tokenizer(), TEXT, 2, 0).explained.startswith("Layer 2, head 0")
+    assert explain_head(model, tokenizer(), TEXT, (2, 0), "film").explained.startswith("Layer 2, head 0")
 
 
 def test_the_two_scores_of_a_head_of_differential_attention_are_not_taken_for_one():
     with pytest.raises(ValueError, match="subtracts two maps, each with scores of its own"):
-        explain_head(differential(), tokenizer(), TEXT, 0, 0)
+        explain_head(differential(), tokenizer(), TEXT, (0, 0), "film")
 
 
 def test_words_are_named_as_they_are_printed():
-    found = explain_head(bert(), tokenizer(), "film a film", 1, 0, query="film (2 of 2)", key="a")
+    found = explain_head(bert(), tokenizer(), "film a film", (1, 0), "film (2 of 2)", "a")
     assert found.written == ["query film (2 of 2)", "key a"]
 
 
@@ -90,16 +84,22 @@ def test_the_command_line_explains_a_head(checkpoint, tmp_path):
     assert "Layer 1, head 0: for the query film the key bad has the score" in printed
     assert (tmp_path / "out/index.html").is_file()
     printed = CliRunner().invoke(app, ["explain", str(checkpoint), TEXT, "--key", "bad"]).output
-    assert "--query and --key need --layer and --head" in printed
-    printed = CliRunner().invoke(app, ["explain", str(checkpoint), TEXT, *options, "--target", "positive"]).output
-    assert "leave out target" in printed
+    assert "with --layer, --head and --query" in printed
 
 
-def test_what_does_not_exist_is_named():
-    for place, message in (({"layer": 9}, "layer 9 does not"), ({"head": 5}, "head 5 does"), ({"key": 40}, "word 40")):
-        with pytest.raises(ValueError, match=message):
-            explain_head(bert(), tokenizer(), TEXT, **{"layer": 0, "head": 0} | place)
-    with pytest.raises(ValueError, match=r"expected a word of the text, got 'poor'; it has \[CLS\], a, good"):
-        explain_head(bert(), tokenizer(), TEXT, 0, 0, key="poor")
+@pytest.mark.parametrize(
+    ("head", "query", "message"),
+    [
+        ((9, 0), "film", "layer 9 does not exist"),
+        ((0, 5), "film", "head 5 does not exist"),
+        ((0, 0), "poor", r"expected a word of the text, got 'poor'; it has \[CLS\], a, good"),
+    ],
+)
+def test_what_does_not_exist_is_named(head, query, message):
+    with pytest.raises(ValueError, match=message):
+        explain_head(bert(), tokenizer(), TEXT, head, query)
+
+
+def test_a_recurrent_model_has_no_attention_between_tokens():
     with pytest.raises(ValueError, match="has no attention between tokens"):
-        explain_head(pooling(), tokenizer(), TEXT, 0, 0)
+        explain_head(pooling(), tokenizer(), TEXT, (0, 0), "film")
