@@ -124,11 +124,13 @@ def explain(
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
         given = _messages(text_or_image) if chat else text_or_image
+        others = [value for value in (*chosen.values(), method, figures) if value not in (None, layer, head)]
         if query is None and key is None:
             explanation = explain_checkpoint(checkpoint, given, method=method, figures=figures or (), **chosen)
-        elif query is None or layer is None or head is None:
+        elif None in (query, layer, head) or others:
             raise ValueError(
-                "the attention of one head is explained with --layer, --head and --query, by --key or not."
+                "the attention of one head is explained with --layer, --head and --query, and --key if you like; leave "
+                "out what else is explained."
             )
         else:
             explanation = explain_head(*load_checkpoint(checkpoint), given, (layer, head), query, key)

@@ -85,6 +85,8 @@ def test_the_command_line_explains_a_head(checkpoint, tmp_path):
     assert (tmp_path / "out/index.html").is_file()
     printed = CliRunner().invoke(app, ["explain", str(checkpoint), TEXT, "--key", "bad"]).output
     assert "with --layer, --head and --query" in printed
+    printed = CliRunner().invoke(app, ["explain", str(checkpoint), TEXT, *options, "--target", "positive"]).output
+    assert "leave out what else is explained" in printed
 
 
 @pytest.mark.parametrize(
