@@ -141,12 +141,6 @@ def check_bidir(model: PreTrainedModel) -> None:
         )
 
 
-def attention_config(model: PreTrainedModel) -> PretrainedConfig:
-    """The config with the attention fields, of a signed model or a part of one."""
-    config = signed_layers(model)[0].config
-    return getattr(config, "bidir", config)
-
-
 def attends_between_tokens(model: PreTrainedModel) -> bool:
     """Whether every token is a query; recurrent models have a single query."""
     return getattr(model, "attends_between_tokens", True)

@@ -16,7 +16,6 @@ from benchmarks.seeds import interval
 from hf_bidir.checkpoints.kinds import example_inputs, longest_text
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-from hf_bidir.explain.inputs.sentences import transformer_of
 from hf_bidir.explain.record import reads_images
 from research.rank_collapse.measures import (
     STACKS,
@@ -67,7 +66,7 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
         FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_states`; or texts for an image model.
     """
     model, processor = load_checkpoint(source)
-    model = transformer_of(model)
+    model = getattr(model, "transformer", model)  # without the pooling of a sentence encoder
     if texts is None:
         return measure_rank_collapse(model, example_inputs(model), paths)
     if reads_images(model):

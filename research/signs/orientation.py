@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
-from hf_bidir.explain.record import attention_config
 from hf_bidir.explain.target import Target
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
@@ -38,7 +37,8 @@ def sign_shares(
 
     NaN for a head without effect on the target; None unless `λ = 1` in all heads, where signs are arbitrary.
     """
-    config = attention_config(model)
+    config = signed_layers(model)[0].config
+    config = getattr(config, "bidir", config)
     if config.attn_activation not in WITH_NEGATIVE_MASS or {*all_masses(config.attn_negative_mass)} != {1}:
         return None
     pull, total = sum(_support(model, batch, target) for batch in batches)

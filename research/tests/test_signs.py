@@ -8,9 +8,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hf_bidir import signed
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.methods.contributions import edge_contributions
+from hf_bidir.explain.record import record_coefficients
 from research.signs import copies, effects, negations, quiet
 from research.signs.observed import layers_of, output_maps
-from tests.explain.conftest import bert, sentences
+from research.signs.orientation import sign_shares
+from tests.explain.conftest import bert, flip_heads, sentences
 
 
 def of(rows, **settings):
@@ -146,3 +148,19 @@ def test_direct_effects_are_what_the_last_state_loses_on_the_copy_without_these_
     torch.testing.assert_close(change[0], (after - before) @ rows[ids[3]], atol=1e-4, rtol=1e-4)
     lost = (states[0] - states[1]) * states[0].pow(2).mean().rsqrt() @ rows[ids[3]]
     torch.testing.assert_close(direct[0, 0, 0, heads[:, 1]].sum(), lost, atol=1e-4, rtol=1e-4)
+
+
+def test_the_share_of_a_head_is_that_of_its_frequent_sign_over_texts_and_depends_on_no_flip():
+    model, batch = bert(), sentences()
+    edges = edge_contributions(model, batch, target=1)
+    coefficients = record_coefficients(model, batch)[1]
+    keep = batch["attention_mask"][:, None, :, None]
+    for layer, (edge, a) in enumerate(zip(edges, coefficients, strict=True)):
+        signed_pull = edge * a.sign() * keep  # |a| ∂y/∂a
+        positive = signed_pull.clamp_min(0).sum((0, 2, 3)) / signed_pull.abs().sum((0, 2, 3))
+        shares = sign_shares(model, [batch, batch], target=1)[layer]
+        torch.testing.assert_close(shares, torch.maximum(positive, 1 - positive).detach(), rtol=1e-4, atol=1e-5)
+    before = sign_shares(model, [batch], target=1)
+    flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
+    torch.testing.assert_close(sign_shares(model, [batch], target=1), before, rtol=1e-3, atol=1e-4)
+    assert sign_shares(bert(0.5), [batch]) is None

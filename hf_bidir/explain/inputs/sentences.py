@@ -132,10 +132,5 @@ def sentence_encoder(transformer: PreTrainedModel, tokenizer: Any, folder: Sente
     return encoder.to(transformer.device)
 
 
-def transformer_of(model: Any) -> Any:
-    """The model without the pooling of a sentence encoder."""
-    return model.transformer if isinstance(model, SentenceEncoder) else model
-
-
 def _kind(part: nn.Module) -> str:
     return type(part).__name__

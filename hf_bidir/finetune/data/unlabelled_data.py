@@ -3,15 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from datasets import Dataset, Image, Value
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.kinds import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.finetune.arguments import (
     BlockArguments,
     DistillationDataArguments,
@@ -144,36 +140,6 @@ def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
         for row, problem in unreadable_images(name, split):
             raise InputError(f"no readable image in row {row} of the {name} split as it is used (from 0): {problem}")
     return splits
-
-
-def unlabelled_batches(
-    model: PreTrainedModel, processor: Any, file: str, column: str | None, examples: int, batch_size: int
-) -> list[dict[str, Tensor]]:
-    """Model inputs of a sample of texts or images, without labels.
-
-    Args:
-        column: of the texts or images; by default detected.
-        examples: rows to sample, with a fixed seed.
-
-    Raises:
-        InputError: no such file or column, or no text in it.
-    """
-    images = model.main_input_name == "pixel_values"
-    rows = read_images(file, labelled=False) if images else read_table(file)
-    rows = rows.shuffle(seed=0).select(range(min(examples, len(rows))))
-    if images:
-        rows = _one_column(file, rows, column, IMAGE_COLUMNS, Image())
-        pictures = [open_image(row["image"], image_mode(model.config)) for row in rows]
-        parts = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
-        return [{"pixel_values": processor(part, return_tensors="pt")["pixel_values"]} for part in parts]
-    texts = list(filter(_has_text, _one_column(file, rows, column, TEXT_COLUMNS, Value("string"))["text"]))
-    if not texts:
-        raise InputError(f"expected texts in the text column of {file}; all rows are empty")
-    padded = processor.pad_token_id is not None
-    options = {"padding": padded, "truncation": True, "max_length": text_limit(model, processor)}
-    size = batch_size if padded else 1
-    parts = [texts[start : start + size] for start in range(0, len(texts), size)]
-    return [dict(processor(part, return_tensors="pt", **options)) for part in parts]
 
 
 def _has_text(text: str | None) -> bool:

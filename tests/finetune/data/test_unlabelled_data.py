@@ -2,23 +2,17 @@
 
 import copy
 
-import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from PIL import Image
 from transformers import BertTokenizerFast, ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-from hf_bidir import signed
 from hf_bidir.common.errors import InputError
-from hf_bidir.explain import read_image
 from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, UnlabelledTextArguments
-from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.unlabelled_data import (
     read_blocks,
     read_snippets,
     read_unlabelled_images,
-    unlabelled_batches,
 )
 from hf_bidir.finetune.heal import healing_data
 
@@ -137,15 +131,3 @@ def test_a_model_of_one_channel_is_healed_with_grey_images(tmp_path):
     splits, collators, _ = healing_data(data, args, "vit", vit(num_channels=1), [processor])
     for collator in collators:
         assert collator(list(splits.train))["pixel_values"].shape == (2, 1, 8, 8)
-
-
-def test_batches_for_orienting_have_the_pixels_of_explanations(tmp_path):
-    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert("LA").save(tmp_path / "one.png")
-    image = Image.open(tmp_path / "one.png")
-    image.putalpha(100)
-    image.save(tmp_path / "one.png")
-    Dataset.from_dict({"image": [(tmp_path / "one.png").read_bytes()]}).to_parquet(str(tmp_path / "one.parquet"))
-    model, processor = signed(vit()), new_image_processor(8)
-    (batch,) = unlabelled_batches(model, processor, str(tmp_path / "one.parquet"), None, 4, 2)
-    explained = read_image(model, processor, tmp_path / "one.png").inputs["pixel_values"]
-    torch.testing.assert_close(batch["pixel_values"], explained)
