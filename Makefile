@@ -21,6 +21,9 @@ demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it in a 
 checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR=folder, MINILM=folder
 	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(if $(MINILM),--minilm $(MINILM))
 
+card-code: install  ## write the model code into the folders of model_cards/ that hold weights
+	$(BIN)/python -m training.card_code
+
 space: install  ## run the Space locally: explanations in the browser, next to the softmax counterpart
 	$(BIN)/python -u space/app.py $(CHECKPOINTS)
 

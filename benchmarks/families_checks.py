@@ -20,7 +20,7 @@ from hf_bidir.checkpoints.kinds import special_tokens
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import modeling_bidir
-from hf_bidir.modeling.outside_attention import SOFTMAX_FUNCTIONS, attention_outside
+from hf_bidir.modeling.outside_attention import SOFTMAX_FUNCTIONS, outside_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 
 EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # tolerances relative to the largest output: λ = 0, other paths, λ = 1
@@ -376,3 +376,8 @@ CHECKS: dict[str, Callable[[Pair], Verdict]] = {
     "save": reloads,
     "stock weights": loads_stock_weights,
 }
+
+
+def attention_outside(model: PreTrainedModel) -> list[str]:
+    """The names of the layers that compute attention by themselves, and are not signed."""
+    return [name for name, module in outside_layers(model).items() if not hasattr(module, "signed_index")]

@@ -52,6 +52,7 @@ from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
 from hf_bidir.hub.evaluate import Evaluation
 from hf_bidir.hub.files import MODULES, matching
+from hf_bidir.hub.push import write_code
 from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -363,6 +364,8 @@ def publish_card(folder: Path) -> Path:
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target / name)
     name_data(target)
+    if committed:
+        write_code(target)
     return write_card(target)
 
 

@@ -85,8 +85,8 @@ def _register_types(tables: str, module: ModuleType) -> None:
 
 
 def _register_kernels(home: str, module: ModuleType) -> None:
-    """Add the faster paths of `hf_bidir.kernels` to the tables of a module of `hf_bidir.modeling`."""
-    import_module(f"hf_bidir.kernels.{home}").register(module)
+    """Import the file of `hf_bidir.kernels` that enters faster paths in the tables of this module."""
+    import_module(f"hf_bidir.kernels.{home}")
 
 
 _REGISTER: dict[str, Callable[[ModuleType], None]] = {

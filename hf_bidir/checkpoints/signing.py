@@ -11,9 +11,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.compat import attn_implementation
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, bidir_config, config_of_class, is_softmax
-from hf_bidir.modeling.modeling_bidir import BidirMixin, sign, signed_class, stock_base, unsign
-from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
+from hf_bidir.modeling.modeling_bidir import BidirMixin, replace_config, sign, signed_class, stock_base
+from hf_bidir.modeling.outside_attention import OutsideAttention, outside_layers
+from hf_bidir.modeling.signed_layers import attention_layers, check_attn_implementation, signed_layers
 
+# what combines positions in place of attention, by parts of class names
+MIXERS = ("Attention", "Mixer", "FourierTransform", "Recurrent", "LSTMLayer", "FocalModulation", "S6")
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -42,6 +45,11 @@ def signed(
         ValueError: not a transformers model, signed already, no softmax attention, or some that cannot be signed.
     """
     given, model = model, unwrapped(model)
+    if not attention_layers(model) and not outside_layers(model) and (instead := _mixers(model)):
+        raise ValueError(
+            f"{type(model).__name__} has no layer that computes softmax attention; it has {instead} instead. "
+            "`hf-bidir families` lists the model types that can be signed."
+        )
     if signed_layers(model):
         raise ValueError(f"{type(model).__name__} is signed already; set model.config.attn_negative_mass to change λ.")
     made, activation = signed_class(type(model)), activation or attn_activation
@@ -84,7 +92,7 @@ def unsigned(model: PreTrainedModel) -> PreTrainedModel:
         )
     if attn_implementation(config) == "fused":
         model.set_attn_implementation("sdpa")
-    unsign(model, stock_config(config, stock_base(type(model))))
+    _unsign(model, stock_config(config, stock_base(type(model))))
     return given
 
 
@@ -133,3 +141,35 @@ def unwrapped(model: Any) -> PreTrainedModel:
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile
         return unwrapped(model._orig_mod)
     raise ValueError(f"expected a transformers model, got a {name}; load one with AutoModel.from_pretrained.")
+
+
+def _unsign(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Undo `sign`: a stock model again, with this stock config."""
+    _unsign_layers(model, config)
+    replace_config(model, model.config, config)
+    for part in model.modules():
+        vars(part).pop("save_pretrained", None)
+        if isinstance(part, BidirMixin):
+            part.__class__ = stock_base(type(part))
+
+
+def _unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Undo `sign_layers`; layers that had the config of the model get this one."""
+    for layer in signed_layers(model):
+        view = layer.signed_view
+        if isinstance(layer, OutsideAttention):
+            layer.__class__ = layer.stock_class
+        else:
+            layer.config = config if view.stock is view.bidir else view.stock
+        del layer.signed_index, layer.signed_view
+    for part in model.modules():
+        for hook in vars(part).pop("signed_hooks", ()):
+            hook.remove()
+
+
+def _mixers(model: nn.Module) -> str:
+    """What a model without softmax attention combines positions with, by the names of its classes."""
+    classes = {type(module).__name__ for module in model.modules()}
+    mixing = sorted(name for name in classes if any(word in name for word in MIXERS))
+    innermost = [name for name in mixing if name.endswith(MIXERS)] or mixing
+    return ", ".join(innermost[:3]) or ("convolutions" if any("Conv" in name for name in classes) else "")

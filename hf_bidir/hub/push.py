@@ -5,6 +5,7 @@ import hashlib
 import logging
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -219,18 +220,32 @@ def _add_code(target: Path) -> None:
             f"expected a signed checkpoint, got the model type {kind}; hf-bidir convert makes a signed copy."
         )
     known = code_files(config.get("auto_map", {}), target)
-    for file in target.glob("*.py"):
-        ours = MODELING / file.name
-        if not ours.is_file() and file.name not in known:
-            raise ValueError(f"{file.name} is not model code of this hf_bidir, so its effect is unknown; remove it.")
-        if not ours.is_file() or ours.read_bytes() != file.read_bytes():
-            logger.warning("%s is of another version of hf_bidir; this version's code is published instead.", file.name)
-        file.unlink()
-    auto_map = AutoConfig.from_pretrained(target).auto_map
-    if read_json(target / "config.json").get("auto_map") != auto_map:  # the config of an earlier version
+    before = {file.name: file.read_bytes() for file in target.glob("*.py")}
+    if unknown := sorted(name for name in before if name not in known and not (MODELING / name).is_file()):
+        raise ValueError(f"{unknown[0]} is not model code of this hf_bidir, so its effect is unknown; remove it.")
+    for name in before:
+        (target / name).unlink()
+    if config.get("auto_map") != AutoConfig.from_pretrained(target).auto_map:  # the config of an earlier version
         read_bidir(target).save_pretrained(target)
-    for name in code_files(auto_map):
-        shutil.copyfile(MODELING / name, target / name)
+    write_code(target)
+    for name, code in before.items():
+        if not (target / name).is_file() or (target / name).read_bytes() != code:
+            logger.warning("%s is of another version of hf_bidir; this version's code is published instead.", name)
+
+
+def write_code(folder: Path) -> None:
+    """Replace the model code in a signed checkpoint, and its names in config.json, by those of this version."""
+    for file in folder.glob("*.py"):
+        file.unlink()
+    config, fields = AutoConfig.from_pretrained(folder), read_json(folder / "config.json")
+    if fields.get("auto_map") != config.auto_map:
+        write_json(folder / "config.json", fields | {"auto_map": config.auto_map})
+    home = sys.modules[type(config).__module__]
+    if hasattr(home, "write_code"):  # a model whose code is not in modeling/
+        home.write_code(folder)
+        return
+    for name in code_files(config.auto_map):
+        shutil.copyfile(MODELING / name, folder / name)
 
 
 def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:

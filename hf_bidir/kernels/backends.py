@@ -1,42 +1,50 @@
-"""Further backends of signed layers, by attn_implementation: "fused", flash and flex attention, functions of users."""
+"""Backends of signed layers by attn_implementation, which this file enters in modeling/signed_layers.py: faster ones
+for the names there, and "fused", flash and flex attention, functions of users."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import flex_attention as torch_flex
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from hf_bidir.kernels.flex_attention import flex_tanhmax
 from hf_bidir.kernels.fused_path import fused_obstacle
 from hf_bidir.kernels.packed_attention import Packed, packed_examples
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
-from hf_bidir.modeling.attention_call import MASKED, attention_call, remembered
+from hf_bidir.modeling.attention_call import (
+    MASKED,
+    AttentionCall,
+    attention_call,
+    is_captured,
+    keep_and_bias,
+)
 from hf_bidir.modeling.eager_attention import grouped_matmul
-from hf_bidir.modeling.signed_layers import Backend, LayerCall, attend_by, is_causal
+from hf_bidir.modeling.signed_layers import (
+    BACKENDS,
+    BUILT_IN,
+    OTHER_BACKENDS,
+    PACKED,
+    Backend,
+    LayerCall,
+    attend_by,
+    is_causal,
+)
 
 logger = logging.get_logger(__name__)
 
+Found = TypeVar("Found")
 Attended = tuple[Tensor, Tensor | None]
+_FOUND: Any = WeakTensorKeyDictionary()  # of masks: their version, and what was found
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+MASK_ROWS = 256  # rows of a mask that are compared at a time
 WITHOUT_FLEX = ("cpu",)  # devices where compiled flex attention has no gradients and returns no log-sum-exps
 PADDING_ONLY = getattr(masking_utils, "bidirectional_mask_function", None)
-
-
-def register(signed_layers: ModuleType) -> None:
-    """Add these backends to those of this `signed_layers.py`."""
-    signed_layers.BACKENDS["fused"] = Backend(partial(attend_by, "fused"), obstacle=fused_obstacle)
-    signed_layers.OTHER_BACKENDS.append(_other_backend)
-    # transformers rejects unknown names, and omits the mask for backends without a registered mask function
-    AttentionInterface.register("fused", _unsigned_layer)
-    AttentionMaskInterface.register("fused", _fused_mask)
 
 
 def _unsigned_layer(module: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,11 +59,76 @@ def _fused_mask(*args: Any, mask_function: Callable = PADDING_ONLY, **kwargs: An
     return mask[:, :, :1] if mask is not None and mask_function is PADDING_ONLY else mask
 
 
+def _attend(implementation: str, call: LayerCall) -> Attended:
+    """As `attend_by`; masks are inspected once for all layers, and one that is just a sliding window becomes that, so
+    that keys outside it are skipped."""
+    plan, mask, sliding = call.plan, call.mask, call.options.get("sliding_window")
+    heads = call.query.shape[1]
+    if isinstance(plan.negative_mass, list) and len(plan.negative_mass) != heads:
+        plan = plan._replace(negative_mass=_held(call.layer, plan.negative_mass, heads))
+        call = call._replace(plan=plan)
+    if mask is None or implementation == "eager" or call.options.get("position_bias") is not None:
+        return attend_by(implementation, call)
+    bias = None
+    if mask.dtype != torch.bool:
+        mask, bias = remembered(mask, "parts", lambda: keep_and_bias(call.mask, omit_zero_bias=True))
+        call = call._replace(mask=mask, options=call.options | {"position_bias": bias})
+    signed = plan.activation == "tanhmax" and plan.negative_mass != 0
+    skips = signed and bias is None and plan.window is None and not call.coefficients
+    if sliding and skips and is_sliding_window(mask, sliding):
+        window = plan._replace(window=sliding - 1)
+        call = call._replace(mask=None, options=call.options | {"is_causal": True}, plan=window)
+    return attend_by(implementation, call)
+
+
+def remembered(mask: Tensor, what: Hashable, find: Callable[[], Found]) -> Found:
+    """`find()`, computed once for all layers that get the same mask, because inspecting a mask makes the CPU wait for
+    the GPU.
+
+    It is computed anew after a write that torch counts (not `mask.data[...] = `), and in every call where torch counts
+    none or records operations: in graphs, in inference mode, and for a mask with a gradient.
+    """
+    if is_captured(mask) or torch.is_inference_mode_enabled() or mask.is_inference() or mask.requires_grad:
+        return find()
+    known: dict[Hashable, Found]
+    version, known = _FOUND.get(mask, (None, {}))
+    if version != mask._version:
+        known = {}
+        _FOUND[mask] = mask._version, known
+    if what not in known:
+        known[what] = find()
+    return known[what]
+
+
+def _held(layer: nn.Module, masses: list[float], heads: int) -> list[float]:
+    """The masses of the heads of this process, one of those among which tensor parallelism divides the weights."""
+    for weight in layer.parameters():
+        for axis, placement in enumerate(getattr(weight, "placements", ())):  # of a DTensor
+            if placement.is_shard() and weight.device_mesh.size(axis) * heads == len(masses):
+                rank = weight.device_mesh.get_local_rank(axis)
+                return masses[rank * heads : (rank + 1) * heads]
+    return masses  # an error says that they do not fit
+
+
+def is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
+    """Whether a mask keeps exactly the keys `i - sliding < j <= i` of each query `i`, as it does without padding."""
+    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or is_captured(keep):
+        return False
+    return remembered(keep, sliding, lambda: _is_band(keep, sliding))
+
+
+def _is_band(keep: Tensor, sliding: int) -> bool:
+    length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
+    blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
+    bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)
+    return all(band is not None and bool((keep[:, :, rows] == band).all()) for rows, band in bands)
+
+
 def _other_backend(name: str) -> Backend | None:
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     on_hub = function is None and "/" in name and "flash" in name  # a kernel that may not be loaded yet
     if on_hub or function is ALL_ATTENTION_FUNCTIONS["flash_attention_2"]:
-        return Backend(_attend_like_flash, packed=True)
+        return Backend(_attend_like_flash, computes=PACKED)
     if function is ALL_ATTENTION_FUNCTIONS["flex_attention"]:
         return Backend(_attend_by_flex)
     if function is None or getattr(function, "__module__", "").startswith("transformers."):
@@ -69,7 +142,7 @@ def _attend_like_flash(call: LayerCall) -> Attended:
     if packed is not None:
         return _attend_packed(call, packed), None
     keep = call.mask if call.mask is None or call.mask.dim() == 4 else _whole_mask(call)
-    return attend_by("auto", call._replace(mask=keep))
+    return _attend("auto", call._replace(mask=keep))
 
 
 def _packed_examples(call: LayerCall) -> Packed | None:
@@ -151,13 +224,18 @@ def _attend_by_flex(call: LayerCall) -> Attended:
     }
     reason = next(filter(obstacles.get, obstacles), None)
     if reason is None:
+        from hf_bidir.kernels.flex_attention import flex_tanhmax
+
         return flex_tanhmax(call), None
     if not torch.compiler.is_compiling():
         logger.warning_once(f"signed attention: flex attention does not compute {reason}; another exact path does.")
-    mask, (queries, keys) = call.mask, (call.query.shape[2], call.key.shape[2])
-    if isinstance(mask, torch_flex.BlockMask):
-        mask = torch_flex.create_mask(mask.mask_mod, mask.shape[0], mask.shape[1], queries, keys, call.query.device)
-    return attend_by("auto", call._replace(mask=mask, options=options | {"is_causal": False}))
+    mask = call.mask
+    if mask is not None and not isinstance(mask, Tensor):
+        from torch.nn.attention.flex_attention import create_mask
+
+        lengths = call.query.shape[2], call.key.shape[2]
+        mask = create_mask(mask.mask_mod, *mask.shape[:2], *lengths, call.query.device)
+    return _attend("auto", call._replace(mask=mask, options=options | {"is_causal": False}))
 
 
 def _attend_by_user(call: LayerCall) -> Attended:
@@ -200,3 +278,12 @@ def _agree(coefficients: Tensor | None, value: Tensor, context: Tensor) -> bool:
         return False
     product = grouped_matmul(coefficients, value).transpose(1, 2)
     return torch.allclose(product, context, rtol=1e-2, atol=1e-2 * context.abs().max().item())
+
+
+for _name, _implementation in BUILT_IN.items():
+    BACKENDS[_name] = Backend(partial(_attend, _implementation))
+BACKENDS["fused"] = Backend(partial(_attend, "fused"), obstacle=fused_obstacle)
+OTHER_BACKENDS.append(_other_backend)
+# transformers rejects unknown names, and omits the mask for backends without a registered mask function
+AttentionInterface.register("fused", _unsigned_layer)
+AttentionMaskInterface.register("fused", _fused_mask)

@@ -13,13 +13,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from hf_bidir.kernels.eager_gradients import eager_gradients, needs_eager_gradients
 from hf_bidir.kernels.fused_kernels import MOST_SPLITS
-from hf_bidir.kernels.fused_launch import launch
+from hf_bidir.kernels.fused_launch import Variant, launch
 from hf_bidir.kernels.fused_path import HEAD_DIMS, INTERPRETED
 from hf_bidir.kernels.fused_problem import NO_STRIDES, Inputs, Problem, strides_of, wide
 from hf_bidir.modeling.activations import score_shift
 from hf_bidir.modeling.attention_call import AttentionCall, attention_call, check_shapes
-from hf_bidir.modeling.eager_attention import eager_gradients, needs_eager_gradients
 
 ALTERNATIVE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -107,8 +107,9 @@ def attend_fused(
 
 def _forward(*inputs) -> tuple[Tensor, Tensor]:
     """The context, and per row `[batch, heads, queries]` log2(sum 2 cosh), negated if all its scores are small."""
-    query, value, starts, problem = inputs[0], inputs[2], inputs[7], Problem(inputs)
-    context, normaliser = _new_context(query, value, starts), _new_normaliser(query, starts)
+    given, problem = Inputs._make(inputs), Problem(inputs)
+    context = _new_context(given.query, given.value, given.cu_seqlens)
+    normaliser = _new_normaliser(given.query, given.cu_seqlens)
     if problem.few_rows:
         _decode(problem, context, normaliser)
         return context, normaliser
@@ -123,7 +124,8 @@ def _forward(*inputs) -> tuple[Tensor, Tensor]:
 
 def _decode(problem: Problem, context: Tensor, normaliser: Tensor) -> None:
     """Fill in context and normaliser of few queries, whose keys are split among programs."""
-    (heads, groups), (queries, keys, scale, shift, cap, *_) = problem.head_counts, problem.numbers
+    heads, groups = problem.head_counts
+    queries, keys = problem.numbers[:2]
     sequences, kinds, variant = problem.sequences // groups, problem.kinds, problem.variant
     wanted = max(1, min(_busy_programs(context.device) // sequences, MOST_PARTS))
     span = -(-keys // (wanted * PART)) * PART
@@ -133,14 +135,15 @@ def _decode(problem: Problem, context: Tensor, normaliser: Tensor) -> None:
         log_totals = normaliser.new_empty(splits, *normaliser.shape)
     arguments = (
         *problem.states, parts, log_totals, *problem.optional[:3], *problem.strides, heads, groups, splits, span,
-        queries, keys, scale, shift, cap,
+        *problem.numbers[:5],
     )  # fmt: skip
     rows = 1 << (max(16, queries * groups) - 1).bit_length()
     launch("decode", (*variant, rows), (parts.dtype, *kinds), arguments, sequences * splits)
     if splits > 1:
-        _, value_dim, _, value_pad, signed, *_, precision = variant
         arguments = (parts, log_totals, context, normaliser, heads, splits, queries)
-        launch("merge", (value_dim, value_pad, signed, precision), kinds[:2], arguments, normaliser.numel())
+        merged = Variant._make(variant)
+        merged = (merged.VALUE, merged.VALUE_PAD, merged.SIGNED, merged.PRECISION)
+        launch("merge", merged, kinds[:2], arguments, normaliser.numel())
 
 
 @lru_cache
@@ -153,10 +156,11 @@ def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wa
     """The gradients of query, key, value, and bias, and per row that of the shift; None where there is none."""
     # what offloads saved tensors may lay them out anew; of a tensor as it was, these are views
     context, normaliser = context.transpose(1, 2).contiguous().transpose(1, 2), normaliser.contiguous()
-    problem, (query, key, value, _, bias, shifts, _, starts, *_) = Problem(inputs, grad_context), inputs
-    grad_query, grad_key = _new_gradient(query, starts), _new_gradient(key, starts)
-    grad_value, delta = _new_gradient(value, starts), torch.empty_like(normaliser)
-    grad_shift = None if shifts is None else torch.zeros_like(normaliser)
+    problem, given = Problem(inputs, grad_context), Inputs._make(inputs)
+    starts, bias = given.cu_seqlens, given.bias
+    grad_query, grad_key = _new_gradient(given.query, starts), _new_gradient(given.key, starts)
+    grad_value, delta = _new_gradient(given.value, starts), torch.empty_like(normaliser)
+    grad_shift = None if given.shifts is None else torch.zeros_like(normaliser)
     grad_bias, bias_strides, width = None, NO_STRIDES, None
     if bias_wanted:
         grad_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
@@ -167,7 +171,7 @@ def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wa
         *problem.states, context, problem.upstream, grad_query, normaliser, delta, grad_shift, grad_bias,
         *problem.optional, *problem.strides, *bias_strides, *problem.head_counts, longest, *problem.numbers,
     )  # fmt: skip
-    kinds_of_query = (shifts is None, bias_wanted, width, *kinds)
+    kinds_of_query = (given.shifts is None, bias_wanted, width, *kinds)
     launch("query_gradient", variant, kinds_of_query, arguments, problem.sequences, longest)
     arguments = (
         *problem.states, problem.upstream, grad_key, grad_value, normaliser, delta, *problem.optional,

@@ -1,4 +1,4 @@
-"""The implementation "fused" of `bidir_attention`: what it needs, and its entry in the table of modeling/attention.py.
+"""The implementations "fused", "chunked", and "lift" in blocks, which this file enters in modeling/attention.py.
 
 Imports no Triton: the kernels are imported by the first call that uses them.
 """
@@ -6,11 +6,19 @@ Imports no Triton: the kernels are imported by the first call that uses them.
 import os
 from importlib.util import find_spec
 from shutil import which
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from hf_bidir.kernels.chunked_attention import chunked_attention, reach
+from hf_bidir.modeling.attention import (
+    IMPLEMENTATIONS,
+    Implementation,
+    has_zero,
+    lifted,
+    lifted_attention,
+    softmax_attention,
+)
 from hf_bidir.modeling.attention_call import AttentionCall
 
 HAS_TRITON = find_spec("triton") is not None
@@ -19,14 +27,8 @@ HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang"
 # Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 HEAD_DIMS = (16, 256)  # smallest and largest head dimension
+LIFT_ROWS = 512  # queries per SDPA call if keys depend on the query's position; bounds the memory of the mask
 FEW_ROWS = 64  # queries of all heads that share keys, up to which a kernel for few queries computes them in one block
-
-
-def register(attention: ModuleType) -> None:
-    """Add "fused" to the implementations of this `attention.py`."""
-    attention.IMPLEMENTATIONS["fused"] = attention.Implementation(
-        _attend, terms=("bias", "softcap"), softmax_heads=True, preferred=_preferred
-    )
 
 
 def fused_obstacle() -> str | None:
@@ -46,10 +48,44 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call
     return attend_fused(query, key, value, keep, call, captured=torch.compiler.is_compiling())
 
 
-def _preferred(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> bool:
-    """Whether the kernels compute a call on this GPU, in half precision, and match the formula there."""
+def _preferred(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
+    """The reason for a call in half precision that the kernels compute on this GPU, where they match the formula."""
     if query.device.type != "cuda" or call.activation not in ("tanhmax", "softmax") or call.sinks is not None:
-        return False
+        return None
     from hf_bidir.kernels.fused_check import fused_agrees
 
-    return fused_agrees(query, key, value, keep, call)
+    return f"{query.dtype} on cuda" if fused_agrees(query, key, value, keep, call) else None
+
+
+def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+    attention = softmax_attention if call.activation == "softmax" else chunked_attention
+    return attention(query, key, value, keep, call)
+
+
+def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
+    """The reason for a call of TanhMax on a CPU, or with dropout, which SDPA would apply to half of a coefficient."""
+    device = query.device.type
+    if call.activation != "tanhmax" or query.shape[2] == 1 or torch.compiler.is_compiling():
+        return None
+    if call.terms or has_zero(call.negative_mass) or (device == "cuda" and call.dropout == 0):
+        return None
+    return f"linear memory{' with dropout' if call.dropout else ''} on {device}"
+
+
+def _attend_lifted(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+    """`lifted_attention`; with causality or a window, blocks of queries are computed with the keys in their reach."""
+    # a loop over blocks would fix the lengths of an exported graph
+    if call.activation == "softmax" or not call.banded or torch.compiler.is_exporting():
+        return lifted_attention(query, key, value, keep, call)
+    contexts = []
+    for first in range(0, query.shape[2], LIFT_ROWS):
+        rows = slice(first, min(first + LIFT_ROWS, query.shape[2]))
+        columns = reach(call, rows, key.shape[2])
+        mask = call.mask(keep, rows, columns, query.device)
+        contexts.append(lifted(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, call))
+    return torch.cat(contexts, 2)
+
+
+IMPLEMENTATIONS["lift"] = Implementation(_attend_lifted, dropout=False)
+IMPLEMENTATIONS["fused"] = Implementation(_attend, terms=("bias", "softcap"), softmax_heads=True, preferred=_preferred)
+IMPLEMENTATIONS["chunked"] = Implementation(_attend_chunked, preferred=_prefers_chunked)

@@ -45,11 +45,10 @@ class Problem:
     the backward pass, the gradient of the context. Without loops, because every call makes one or two of these."""
 
     def __init__(self, inputs: tuple, upstream: Tensor | None = None):
-        (
-            query, key, value, keep, bias, shifts, seed, starts, starts_k, longest, longest_k,
-            signed, scaling, shift, cap, dropout, causal, window,
-        ) = inputs  # fmt: skip
-        (batch, heads, queries, head_dim), (_, key_heads, keys, _), value_dim = query.shape, key.shape, value.shape[3]
+        given = Inputs._make(inputs)
+        query, key, value, starts = given.query, given.key, given.value, given.cu_seqlens
+        (batch, heads, queries, head_dim), value_dim = query.shape, value.shape[3]
+        key_heads, keys = key.shape[1:3]
         # the kernels support any strides but that of the last dimension
         query = query if query.stride(3) == 1 else query.contiguous()
         key = key if key.stride(3) == 1 else key.contiguous()
@@ -60,6 +59,7 @@ class Problem:
             upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()
             strides, bits = (*strides, *upstream.stride()[:3]), bits | upstream.data_ptr() // size
         unit = 1 if reduce(or_, strides, bits) % UNIT else UNIT
+        keep, bias = given.keep, given.bias
         per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0)
         mask, mask_strides, bias_strides = None, NO_STRIDES, NO_STRIDES
         if keep is not None:
@@ -69,27 +69,28 @@ class Problem:
             bias = bias if bias.stride(3) == 1 else bias.contiguous()
             bias_strides = strides_of(bias)
         self.states, self.upstream = (query, key, value), upstream
-        self.optional = (mask, bias, shifts, seed, starts, starts_k)
+        self.optional = (mask, bias, given.shifts, given.seed, starts, given.cu_seqlens_k)
         self.strides = (*strides, *mask_strides, *bias_strides)
         groups = heads // key_heads
-        self.head_counts, self.lengths = (heads, groups), (longest, longest_k)
+        self.head_counts, self.lengths = (heads, groups), (given.max_seqlen, given.max_seqlen_k)
         self.sequences = heads * (batch if starts is None else len(starts) - 1)
-        cap = None if cap is None else cap * LOG2_E
-        dropout = 0.0 if seed is None else dropout  # never an int, for which the code would not be compiled
-        self.numbers = (queries, keys, scaling * LOG2_E, shift * LOG2_E, cap, dropout, window)
-        plain = seed is None and starts is None and not causal and window is None
+        cap = None if given.cap is None else given.cap * LOG2_E
+        dropout = 0.0 if given.seed is None else given.dropout  # never an int: the code would not be compiled for it
+        self.numbers = (queries, keys, given.scaling * LOG2_E, given.shift * LOG2_E, cap, dropout, given.window)
+        plain = given.seed is None and starts is None and not given.causal and given.window is None
         self.few_rows = plain and queries * groups <= FEW_ROWS
         if self.few_rows and keep is not None and keep.shape[1] > 1:
             per_key = False  # the kernel for few queries holds several heads in a block
-        dtype, shifted = query.dtype, shifts is not None or shift != 0
+        dtype, signed = query.dtype, given.signed
+        shifted = given.shifts is not None or given.shift != 0
         self.variant = (  # fields of `Variant`
             head_dim, value_dim, 1 << (head_dim - 1).bit_length(), 1 << (value_dim - 1).bit_length(), signed,
-            dtype == torch.float32, not signed or dtype != torch.bfloat16, causal, per_key, shifted, unit,
+            dtype == torch.float32, not signed or dtype != torch.bfloat16, given.causal, per_key, shifted, unit,
             "tf32" if dtype == torch.float16 else _precision(dtype),
         )  # fmt: skip
         self.kinds = (
-            query.device, dtype, None if bias is None else bias.dtype, mask is None, shifts is None, seed is None,
-            starts is None, cap is None, window is None, wide(self.strides),
+            query.device, dtype, None if bias is None else bias.dtype, mask is None, given.shifts is None,
+            given.seed is None, starts is None, cap is None, given.window is None, wide(self.strides),
         )  # fmt: skip
 
 

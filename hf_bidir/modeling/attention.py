@@ -12,12 +12,11 @@ from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
 from .attention_call import AttentionCall, NegativeMass, attention_call, check_shapes
-from .chunked_attention import chunked_attention
 from .eager_attention import eager_attention, is_transformed
 
 logger = logging.get_logger(__name__)
 
-LIFT_ROWS = 512  # queries per SDPA call if keys depend on the query's position; bounds the memory of the mask
+SHORT = 2**18  # scores of a head, up to which a CPU computes the formula itself
 
 
 class Implementation(NamedTuple):
@@ -27,7 +26,8 @@ class Implementation(NamedTuple):
     terms: tuple[str, ...] = ()  # of bias, softcap and sinks
     dropout: bool = True
     softmax_heads: bool = False  # heads with λ = 0 beside others
-    preferred: Callable[..., bool] | None = None  # whether "auto" takes it for query, key, value, keep and call
+    # for query, key, value, keep and call: the reason why "auto" takes it, or None
+    preferred: Callable[..., str | None] = lambda *call: None
 
 
 def bidir_attention(
@@ -56,24 +56,17 @@ def bidir_attention(
             tensor of `heads` entries); ignored by the other activations.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
         dropout: probability in [0, 1) of dropping a coefficient; pass 0 outside training.
-        causal: query `i` attends to the kept keys `j <= i`. Both are counted from the first, so unequal numbers of
-            queries and keys are ambiguous and refused: for queries that continue cached keys, pass a mask instead.
-            (`packed_attention` and the layers of models accept them: query 0 then attends to key 0 only.)
+        causal: query `i` attends to the kept keys `j <= i`; needs as many queries as keys: for queries that continue
+            cached keys, pass a mask instead.
         window: query `i` attends to the kept keys with `|i - j| <= window`; needs as many queries as keys.
         implementation:
             "eager"     materialises and returns the coefficients; the only one for registered activations;
-            "chunked"   computes blocks of scores with its own backward (`chunked_attention.py`), in O(length) memory;
-                        skips keys beyond the diagonal or outside the window;
-            "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, in O(length)
-                        memory if one of its fused kernels supports the mask; refuses dropout, which would act on
-                        the two halves separately, and loses digits where all scores are below 1e-3;
-            "fused"     one Triton kernel of the installed package (`hf_bidir/kernels/`), O(length) memory: fp16, bf16
-                        and fp32 on a GPU, head dimensions 16 to 256;
-                        Balanced attention is computed as two softmax attentions by "lift" (torch's SDPA) or "fused",
-                        without dropout;
-            "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision if
-                        available, else "lift" without dropout; otherwise, and on a CPU, "chunked", for a single query
-                        "eager"; in an exported graph "lift" where it can be. Logs each choice once.
+            "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, without dropout;
+                        loses digits where all scores are below 1e-3;
+            "chunked"   of the installed package: blocks of scores with their own backward pass, for a CPU;
+            "fused"     of the installed package: one Triton kernel, on a GPU, for head dimensions 16 to 256;
+            "auto"      the fastest exact one by activation, device, dtype and dropout; logs each choice once.
+            All but "eager" take memory linear in the length, and compute balanced attention as two softmax attentions.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -85,8 +78,11 @@ def bidir_attention(
     check_shapes(query, key, value, keep)
     options = {"scaling": scaling, "dropout": dropout, "causal": causal, "window": window}
     call = attention_call(query, key, activation, negative_mass, **options)
-    if causal:
-        _check_causal(query, key, keep, call)
+    if causal and query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"causal needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
+            "of the keys to attend to."
+        )
     return attend(query, key, value, keep, call, implementation)
 
 
@@ -99,8 +95,12 @@ def attend(
         name, why = choose_implementation(query, key, value, call, keep)
         expected = query.shape[2] == 1 or call.activation == "softmax"
         reason = None if expected and not call.terms else why
-    if name != "eager" and (obstacle := _obstacle(query, key, value, call, name)):
-        name, reason = "eager", obstacle
+    if name != "eager":
+        computed = IMPLEMENTATIONS[name].terms if name in IMPLEMENTATIONS and call.activation != "balanced" else ()
+        if any(term not in computed for term in call.terms):
+            name, reason = "eager", f"only it computes {', '.join(call.terms)}"
+        elif not compiling and is_transformed(query, key, value, call.negative_mass):
+            name, reason = "eager", "only it supports torch.func and forward-mode derivatives"
     if not compiling:
         _log_choice(name, reason, query.device.type)
     if name == "eager":
@@ -110,16 +110,6 @@ def attend(
     if call.activation == "balanced":
         return balanced_attention(query, key, value, keep, call, name), None
     return IMPLEMENTATIONS[name].attend(query, key, value, keep, call), None
-
-
-def _obstacle(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, name: str) -> str | None:
-    """The reason why only the eager path computes a call; None if the implementation `name` does."""
-    computed = IMPLEMENTATIONS[name].terms if name in IMPLEMENTATIONS and call.activation != "balanced" else ()
-    if any(term not in computed for term in call.terms):
-        return f"only it computes {', '.join(call.terms)}"
-    if not torch.compiler.is_compiling() and is_transformed(query, key, value, call.negative_mass):
-        return "only it supports torch.func and forward-mode derivatives"
-    return None
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -145,30 +135,22 @@ def balanced_attention(
 def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     """TanhMax as softmax over twice the keys (bipolar lift): keys `[K; -K]`, values `[V; -V]`, the mask repeated.
 
-    For a negative mass below 1, `+shift` and `-shift` are added to the scores of the two halves. With causality or a
-    window, blocks of queries are computed with the keys in their reach only, except in an exported graph.
+    For a negative mass below 1, `+shift` and `-shift` are added to the scores of the two halves.
     """
     if call.activation == "softmax":
         return softmax_attention(query, key, value, keep, call)
-    shift, contexts = call.shift(query), []
-    if not call.banded or torch.compiler.is_exporting():  # a loop over blocks would fix the lengths of a graph
-        mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
-        return _lifted(query, key, value, mask, shift, call.scaling)
-    for first in range(0, query.shape[2], LIFT_ROWS):
-        rows = slice(first, min(first + LIFT_ROWS, query.shape[2]))
-        columns = call.reach(rows, key.shape[2])
-        mask = call.mask(keep, rows, columns, query.device)
-        contexts.append(_lifted(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, shift, call.scaling))
-    return torch.cat(contexts, 2) if len(contexts) > 1 else contexts[0]
+    mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
+    return lifted(query, key, value, mask, call)
 
 
-def _lifted(query, key, value, mask, shift, scaling) -> Tensor:
-    keys, values = torch.cat([key, -key], 2), torch.cat([value, -value], 2)
-    lifted = None if mask is None else torch.cat([mask, mask], -1)
+def lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: AttentionCall) -> Tensor:
+    """`lifted_attention` with a mask `[batch or 1, heads or 1, queries or 1, keys]` that has causality and window."""
+    shift, twice = call.shift(query), None if mask is None else torch.cat([mask, mask], -1)
     if shift is not None:
-        lifted = _lifted_bias(shift, lifted, key.shape[2]).to(query.dtype)
+        twice = _lifted_bias(shift, twice, key.shape[2]).to(query.dtype)
+    keys, values = torch.cat([key, -key], 2), torch.cat([value, -value], 2)
     grouped = query.shape[1] != key.shape[1]
-    context = F.scaled_dot_product_attention(query, keys, values, lifted, scale=scaling, enable_gqa=grouped)
+    context = F.scaled_dot_product_attention(query, keys, values, twice, scale=call.scaling, enable_gqa=grouped)
     return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
@@ -188,7 +170,7 @@ def choose_implementation(
 
     Under torch.compile on a CPU it is "eager", whose operations the compiler fuses; in an exported graph "lift".
     """
-    device, activation, compiling = query.device.type, call.activation, torch.compiler.is_compiling()
+    activation, compiling = call.activation, torch.compiler.is_compiling()
     if not call.terms:
         if activation == "softmax":
             return "lift", "softmax has no negative half: torch's SDPA itself"
@@ -196,8 +178,8 @@ def choose_implementation(
         if liftable and query.shape[2] > 1 and compiling and torch.compiler.is_exporting():
             return "lift", "softmax is one operator of a graph, TanhMax is twenty"
     for name, path in IMPLEMENTATIONS.items():
-        if path.preferred is not None and path.preferred(query, key, value, keep, call):
-            return name, f"{query.dtype} on {device}"
+        if reason := path.preferred(query, key, value, keep, call):
+            return name, reason
     if call.terms:
         return "eager", f"only it computes {', '.join(call.terms)}"
     if query.shape[2] == 1:
@@ -206,13 +188,13 @@ def choose_implementation(
         return "lift", "two softmax attentions by torch's SDPA"
     if compiling:
         return "eager", "torch.compile fuses the formula"
-    if activation != "tanhmax":
+    if activation != "tanhmax" or call.dropout > 0:
         return "eager", f"{activation} has no other implementation{' with dropout' if call.dropout else ''}"
-    if isinstance(call.negative_mass, Tensor) and _has_zero(call.negative_mass):
+    if has_zero(call.negative_mass):
         return "eager", "one layer has softmax heads and signed heads"
-    if device == "cuda" and call.dropout == 0:
-        return "lift", "torch's fused kernels compute it"
-    return "chunked", f"linear memory{' with dropout' if call.dropout else ''} on {device}"
+    if query.device.type == "cpu" and query.shape[2] * key.shape[2] <= SHORT:
+        return "eager", ""  # as fast, and keeps the digits of small scores
+    return "lift", "torch's fused kernels compute it"
 
 
 @lru_cache
@@ -228,10 +210,9 @@ def _log_choice(choice: str, reason: str | None, device: str) -> None:
 
 def _check_implementation(implementation: str, call: AttentionCall) -> None:
     """Raise ValueError if `implementation` is unknown or cannot compute the call."""
-    if implementation == "fused" and "fused" not in IMPLEMENTATIONS:
-        raise ValueError(f'implementation="fused" is not part of the code of a checkpoint; {INSTALL}.')
     if implementation not in IMPLEMENTATIONS:
         known = ", ".join(("auto", "eager", *IMPLEMENTATIONS))
+        known += "" if "fused" in IMPLEMENTATIONS else f"; for others {INSTALL}"
         raise ValueError(f"implementation={implementation!r} is not known; choose one of: {known}.")
     path = IMPLEMENTATIONS[implementation]
     if call.activation not in (*WITH_NEGATIVE_MASS, "softmax"):
@@ -243,7 +224,7 @@ def _check_implementation(implementation: str, call: AttentionCall) -> None:
             f"implementation={implementation!r} cannot apply dropout={call.dropout} to {call.activation}: it would "
             'drop the positive and the negative half of a coefficient separately; use "eager", or dropout=0.'
         )
-    if call.activation == "tanhmax" and not path.softmax_heads and _has_zero(call.negative_mass):
+    if call.activation == "tanhmax" and not path.softmax_heads and has_zero(call.negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
             f'{torch.as_tensor(call.negative_mass).flatten().tolist()}; use "eager" or "fused" for softmax heads '
@@ -251,36 +232,11 @@ def _check_implementation(implementation: str, call: AttentionCall) -> None:
         )
 
 
-def _check_causal(query: Tensor, key: Tensor, keep: Tensor | None, call: AttentionCall) -> None:
-    """Raise ValueError if the lengths differ or the mask keeps a key that causality drops."""
-    if query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"causal needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
-            "of the keys to attend to."
-        )
-    if keep is None or keep.shape[2] == 1 or torch.compiler.is_compiling():
-        return
-    rows, columns = slice(0, keep.shape[2]), slice(0, keep.shape[3])
-    band = replace(call, window=None).band(rows, columns, keep.device)
-    if band is not None and (later := (keep & ~band).nonzero()).numel():
-        raise ValueError(
-            f"the mask keeps key {later[0, 3]} for query {later[0, 2]}, which causal=True drops. Pass a padding mask "
-            "[batch, 1, 1, keys], or causal=False."
-        )
-
-
-def _has_zero(negative_mass: float | Tensor) -> bool:
+def has_zero(negative_mass: float | Tensor) -> bool:
+    """Whether some heads are softmax."""
     return isinstance(negative_mass, Tensor) and bool((negative_mass == 0).any())
 
 
-def _chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    attention = softmax_attention if call.activation == "softmax" else chunked_attention
-    return attention(query, key, value, keep, call)
-
-
 INSTALL = "pip install hf-bidir, and import hf_bidir before you load the checkpoint"
-# by name; an installed room adds "fused"
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "chunked": Implementation(_chunked),
-    "lift": Implementation(lifted_attention, dropout=False),
-}
+# by name; an installed room adds "fused" and "chunked"
+IMPLEMENTATIONS = {"lift": Implementation(lifted_attention, dropout=False)}

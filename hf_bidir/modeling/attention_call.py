@@ -1,24 +1,20 @@
 """The inputs and the options of one attention call: checks and conversions of shapes, masks of every kind, negative
 masses per head, and everything except query, key, value and keep-mask as one checked object."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .activations import WITH_NEGATIVE_MASS, checked_negative_mass, compute_dtype, score_shift
 
-Found = TypeVar("Found")
 NegativeMass = float | Sequence[float] | Tensor
 
-_FOUND: Any = WeakTensorKeyDictionary()  # of masks: their version, and what was found
 # Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
 MASKED = -50.0
-MASK_ROWS = 256  # rows of a mask that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -56,12 +52,6 @@ class AttentionCall:
         mass = mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
         return score_shift(mass).expand(query.shape[1], 1, 1)
 
-    def reach(self, rows: slice, keys: int) -> slice:
-        """The keys that at least one of these queries may attend to."""
-        first = 0 if self.window is None else max(0, rows.start - self.window)
-        last = keys if self.window is None else min(keys, rows.stop + self.window)
-        return slice(first, min(last, rows.stop) if self.causal else last)
-
     def band(self, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
         """Boolean `[rows, columns]`: the pairs that causality and window keep; None without either."""
         if not self.banded:
@@ -72,19 +62,6 @@ class AttentionCall:
         if self.window is None:
             return distance >= 0
         return (distance >= (0 if self.causal else -self.window)) & (distance <= self.window)
-
-    def partial_bands(self, rows: slice, columns: slice, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-        """The parts of `columns`, relative to its start, in which `band` drops a pair, each with its band."""
-        if not self.banded:
-            return
-        # no pair is dropped between `first` and `last`; both may lie outside the columns if a mask leaves only a few
-        first = columns.start if self.window is None else max(columns.start, rows.stop - 1 - self.window)
-        first = min(first, columns.stop)
-        last = min(columns.stop, rows.start + 1 if self.causal else rows.start + 1 + (self.window or 0))
-        for part in (slice(columns.start, first), slice(max(first, last), columns.stop)):
-            if part.start < part.stop and (band := self.band(rows, part, device)) is not None:
-                shifted = slice(part.start - columns.start, part.stop - columns.start)
-                yield shifted, band
 
     def mask(self, keep: Tensor | None, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
         """The part of a keep-mask for these queries and keys, combined with the band: `[..., rows, columns]`."""
@@ -129,20 +106,6 @@ def check_window(window: int | None) -> None:
         raise ValueError(f"window must be an integer of at least 1, or None; got {window!r}.")
 
 
-def is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
-    """Whether a mask keeps exactly the keys `i - sliding < j <= i` of each query `i`, as it does without padding."""
-    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or is_captured(keep):
-        return False
-    return remembered(keep, sliding, lambda: _is_band(keep, sliding))
-
-
-def _is_band(keep: Tensor, sliding: int) -> bool:
-    length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
-    blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
-    bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)
-    return all(band is not None and bool((keep[:, :, rows] == band).all()) for rows, band in bands)
-
-
 def keep_and_bias(
     attention_mask: Tensor | None, position_bias: Tensor | None = None, omit_zero_bias: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -155,39 +118,6 @@ def keep_and_bias(
         omit_zero_bias: return None for a bias that is 0 everywhere and has no gradient; ignored while compiling, where
             values are unknown.
     """
-    if position_bias is None and attention_mask is not None:
-        return remembered(attention_mask, omit_zero_bias, lambda: _split(attention_mask, None, omit_zero_bias))
-    return _split(attention_mask, position_bias, omit_zero_bias)
-
-
-def remembered(mask: Tensor, what: Hashable, find: Callable[[], Found]) -> Found:
-    """`find()`, computed once for all layers that get the same mask, because inspecting a mask makes the CPU wait for
-    the GPU.
-
-    It is computed anew after a write that torch counts (not `mask.data[...] = `), and in every call where torch counts
-    none or records operations: in graphs, in inference mode, and for a mask with a gradient.
-    """
-    if is_captured(mask) or torch.is_inference_mode_enabled() or mask.is_inference() or mask.requires_grad:
-        return find()
-    known: dict[Hashable, Found]
-    version, known = _FOUND.get(mask, (None, {}))
-    if version != mask._version:
-        known = {}
-        _FOUND[mask] = mask._version, known
-    if what not in known:
-        known[what] = find()
-    return known[what]
-
-
-def is_captured(x: Tensor) -> bool:
-    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
-
-
-def _split(
-    attention_mask: Tensor | None, position_bias: Tensor | None, omit_zero_bias: bool
-) -> tuple[Tensor | None, Tensor | None]:
     terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
     keep = None
     if attention_mask is not None and not attention_mask.is_floating_point():
@@ -201,6 +131,12 @@ def _split(
     if omit_zero_bias and not bias.requires_grad and not torch.compiler.is_compiling() and not bias.any():
         return keep, None
     return keep, bias
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
 
 
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

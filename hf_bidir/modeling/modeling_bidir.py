@@ -2,8 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +23,7 @@ from .configuration_bidir import (
     stock_class,
     stock_heads,
 )
-from .outside_attention import UNSIGNABLE, OutsideAttention, outside_class, outside_layers
+from .outside_attention import UNSIGNABLE, outside_class, outside_layers
 from .signed_layers import (
     PAGED,
     SignedConfig,
@@ -43,13 +41,10 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
-    from .chunked_attention import chunked_attention  # noqa: F401
     from .eager_attention import eager_attention  # noqa: F401
 
 logger = logging.get_logger(__name__)
 
-# what combines positions in place of attention, by parts of class names
-MIXERS = ("Attention", "Mixer", "FourierTransform", "Recurrent", "LSTMLayer", "FocalModulation", "S6")
 _Stock: Any = object  # type checkers accept what a mixin inherits from the class beside it
 
 
@@ -80,11 +75,14 @@ class BidirMixin(_Stock):
             masses = [config.attn_negative_mass[layer.signed_index] for layer in layers]
             self.config = copy.copy(config)
             vars(self.config).update(attn_negative_mass=masses, attn_layers=layer_names(self, layers))
+        made = type(self)
+        if made.__module__.startswith("torch."):  # derived by FSDP in a file of torch, which would be saved as code
+            base = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
+            made.__module__, made.__name__, made.__qualname__ = base.__module__, base.__name__, base.__qualname__
         try:
             if len(layers) != whole:
                 _check_loadable(self, len(layers), whole)
-            with _named_like_its_base(type(self)):
-                return super().save_pretrained(*args, **kwargs)
+            return super().save_pretrained(*args, **kwargs)
         finally:
             self.config = config
 
@@ -110,22 +108,6 @@ class BidirMixin(_Stock):
         check_attn_implementation(attn_implementation, softmax)
 
 
-@contextmanager
-def _named_like_its_base(made: type) -> Iterator[None]:
-    """The class that FSDP derives from a model's own belongs to a file of torch, which would be saved as its code."""
-    own = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
-    names = (
-        {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__")} if own is not made else {}
-    )
-    try:
-        for name in names:
-            setattr(made, name, getattr(own, name))
-        yield
-    finally:
-        for name, value in names.items():
-            setattr(made, name, value)
-
-
 def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Sign the layers of a model as `config` says, which becomes its config. A failure changes nothing.
 
@@ -146,16 +128,6 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
 def stock_base(made: type[BidirMixin]) -> Any:
     """The class that a signed class was made from."""
     return next(base for base in made.__mro__ if not issubclass(base, BidirMixin))
-
-
-def unsign(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Undo `sign`: a stock model again, with this stock config."""
-    unsign_layers(model, config)
-    replace_config(model, model.config, config)
-    for part in model.modules():
-        vars(part).pop("save_pretrained", None)
-        if isinstance(part, BidirMixin):
-            part.__class__ = stock_base(type(part))
 
 
 def _refuse_to_save_part(*args: Any, **kwargs: Any) -> None:
@@ -199,29 +171,14 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             )
 
 
-def unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Undo `sign_layers`; layers that had the config of the model get this one."""
-    for layer in signed_layers(model):
-        view = layer.signed_view
-        if isinstance(layer, OutsideAttention):
-            layer.__class__ = layer.stock_class
-        else:
-            layer.config = config if view.stock is view.bidir else view.stock
-        del layer.signed_index, layer.signed_view
-    for part in model.modules():
-        for hook in vars(part).pop("signed_hooks", ()):
-            hook.remove()
-
-
 def _check_signable(
     model: PreTrainedModel, inside: list[nn.Module], outside: dict[str, nn.Module], partial: bool
 ) -> None:
     name, classes = type(model).__name__, {type(layer).__name__ for layer in outside.values()}
     if not inside and (partial or not outside):
         kept = f"; partial=True keeps softmax in {_listed(list(outside))}" if outside else ""
-        instead = "" if outside else _mixers(model)
         raise ValueError(
-            f"{name} has no layer that computes softmax attention{instead}{kept}. "
+            f"{name} has no layer that computes softmax attention{kept}. "
             "`hf-bidir families` lists the model types that can be signed."
         )
     if sparse := sorted({type(layer).__name__ for layer in inside if selects_keys(layer)}):
@@ -234,15 +191,6 @@ def _check_signable(
         kind, why = next(iter(reasons.items()))
         keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
         raise ValueError(f"{name} has attention that cannot be signed: {kind} ({why}).{keep if inside else ''}")
-
-
-def _mixers(model: nn.Module) -> str:
-    """A clause about what a model without softmax attention combines positions with, by the names of its classes."""
-    classes = {type(module).__name__ for module in model.modules()}
-    mixing = sorted(name for name in classes if any(word in name for word in MIXERS))
-    innermost = [name for name in mixing if name.endswith(MIXERS)] or mixing
-    instead = ", ".join(innermost[:3]) or ("convolutions" if any("Conv" in name for name in classes) else "")
-    return f"; it has {instead} instead" if instead else ""
 
 
 def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:

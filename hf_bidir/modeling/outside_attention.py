@@ -63,11 +63,6 @@ def outside_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def attention_outside(model: nn.Module) -> list[str]:
-    """The names of the layers that compute attention by themselves, and are not signed."""
-    return [name for name, module in outside_layers(model).items() if not hasattr(module, "signed_index")]
-
-
 @cache
 def _attends(module_class: type[nn.Module]) -> bool:
     """Whether the code of a module names a softmax, and its class attention."""

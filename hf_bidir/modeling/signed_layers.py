@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS, attention_changes
 from .attention import INSTALL, attend
-from .attention_call import attention_call, check_shapes, is_sliding_window, keep_and_bias, same_batch
+from .attention_call import attention_call, check_shapes, keep_and_bias, same_batch
 from .compat import ATTN_IMPLEMENTATION, CHECKPOINT_FUNCTION, attn_implementation, raw_attribute
 from .configuration_bidir import layer_negative_mass
 
@@ -125,14 +125,13 @@ def signed_attention(
 
     Args:
         module: a signed layer.
-        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and their batch or
-            the query's may be 1.
+        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and a batch of 1.
         attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
-        options: `COMPUTED`, as in `_attend`; others are refused if the layer's own function uses them, else ignored.
+        options: as in `attend_by`; others are refused if the layer's own function uses them, else ignored.
 
     Returns:
-        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` if the
-        call asks for them or the backend is "eager", else None.
+        The context `[batch, queries, heads, head_dim]`, and if the call or the backend asks for them the coefficients
+        `[batch, heads, queries, keys]`, else None.
     """
     view, running = module.signed_view, requests.get()
     call = LayerCall(module, view.plan(), query, key, value, attention_mask, options, bool(running))
@@ -149,16 +148,19 @@ def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
     layer, plan, options = call.layer, call.plan, call.options
     if plan.softmax and (stock := _stock_function(call)):
         return stock(layer, call.query, call.key, call.value, call.mask, **options)
+    backend = backend_of(plan.backend)
+    # continuous batching, which alone writes by index, keeps examples apart in its masks
+    computed = PACKED if "write_index" in options else backend.computes
     for name in layer.signed_view.refused:  # torch 2.8 compiles no set of strings
-        if options.get(name) is not None:
-            _refuse(call, name)
-    heads = call.query.shape[1]
-    if isinstance(plan.negative_mass, list) and len(plan.negative_mass) != heads:
-        call = call._replace(plan=plan._replace(negative_mass=_held(layer, plan.negative_mass, heads)))
+        if options.get(name) is not None and name not in computed:
+            raise ValueError(
+                f"{type(layer).__name__} passes {name} to its attention function, which signed attention does not "
+                "support; omit the argument if it comes from your call, or use the softmax model."
+            )
     if call.query.shape[0] != call.key.shape[0]:
         query, key, value = same_batch(call.query, call.key, call.value)
         call = call._replace(query=query, key=key, value=value)
-    return backend_of(plan.backend).attend(call)
+    return backend.attend(call)
 
 
 def _stock_function(call: LayerCall) -> Callable | None:
@@ -172,44 +174,18 @@ def _stock_function(call: LayerCall) -> Callable | None:
     return SDPA if backend == "sdpa" and not lacking else None
 
 
-def _refuse(call: LayerCall, name: str) -> None:
-    """Raise ValueError for an argument that would change the result and is not supported."""
-    # continuous batching, which alone writes by index, keeps examples apart in its masks
-    if name in PACKED and ("write_index" in call.options or backend_of(call.plan.backend).packed):
-        return
-    raise ValueError(
-        f"{type(call.layer).__name__} passes {name} to its attention function, which signed attention does not "
-        "support; omit the argument if it comes from your call, or use the softmax model."
-    )
-
-
-def _held(layer: nn.Module, masses: list[float], heads: int) -> list[float]:
-    """The masses of the heads of this process, one of those among which tensor parallelism divides the weights."""
-    for weight in layer.parameters():
-        for axis, placement in enumerate(getattr(weight, "placements", ())):  # of a DTensor
-            if placement.is_shard() and weight.device_mesh.size(axis) * heads == len(masses):
-                rank = weight.device_mesh.get_local_rank(axis)
-                return masses[rank * heads : (rank + 1) * heads]
-    return masses  # an error says that they do not fit
-
-
 def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | None]:
     """The attention of a layer by an implementation of `bidir_attention`, or where coefficients are needed by "eager".
 
-    Options of the call: `scaling` of the scores, by default `head_dim ** -0.5`; `dropout`; `is_causal`, which without a
-    mask keeps the keys `j <= i` of query `i`, by default as the layer says; `position_bias`, added to the scores, which
-    may contain a mask; `softcap`: scores become `softcap * tanh(scores / softcap)`; `s_aux` `[heads]`, the score of an
-    extra key without a value.
+    Options of the call: `scaling`, `dropout`, `is_causal` of calls without a mask, by default as the layer says;
+    `position_bias`, which may contain a mask; `softcap`; `s_aux` `[heads]`, the score of an extra key without a value.
     """
     layer, plan, options, query = call.layer, call.plan, call.options, call.query
     eager, keep, bias = implementation == "eager", call.mask, None
-    position_bias, sliding = options.get("position_bias"), options.get("sliding_window")
+    position_bias = options.get("position_bias")
     if position_bias is not None or (keep is not None and keep.dtype != torch.bool):
-        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager)
-    causal, window = call.mask is None and not eager and is_causal(call), plan.window
-    skips = not eager and plan.activation == "tanhmax" and plan.negative_mass != 0
-    if sliding and skips and window is None and is_sliding_window(keep, sliding):
-        keep, causal, window = None, True, sliding - 1  # the keys outside the window are then skipped
+        separate = keep is not None and keep.dtype == torch.bool  # then a bias is hardly ever 0
+        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager and not separate)
     check_shapes(query, call.key, call.value, keep)
     attention = attention_call(
         query,
@@ -218,8 +194,8 @@ def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | No
         plan.negative_mass,
         scaling=options.get("scaling"),
         dropout=options.get("dropout") or 0.0 if layer.training else 0.0,
-        causal=causal,
-        window=window,
+        causal=call.mask is None and not eager and is_causal(call),
+        window=plan.window,
         bias=bias,
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
@@ -242,7 +218,7 @@ class Backend(NamedTuple):
     """How signed layers with some attn_implementation attend."""
 
     attend: Callable[[LayerCall], tuple[Tensor, Tensor | None]]
-    packed: bool = False  # whether it keeps packed examples apart
+    computes: frozenset[str] = frozenset()  # options that others refuse
     obstacle: Callable[[], str | None] = lambda: None  # the reason why it cannot run on this machine
 
 

@@ -139,7 +139,7 @@ def test_packed_examples_are_refused_by_name():
         ({"attn_scope": "window"}, r'attn_window of at least 1 for attn_scope="window"; got None'),
         ({"attn_scope": "window", "attn_window": 0}, r'attn_window of at least 1 for attn_scope="window"; got 0'),
         ({"attn_window": 3}, r'attn_window=3 needs attn_scope="window"; attn_scope is "global"'),
-        ({"attn_scope": "local-m"}, "is not available for bidir_bert; choose one of: global, window"),
+        ({"attn_scope": "local-m"}, "is not available for bert; choose one of: global, window"),
     ],
 )
 def test_a_scope_that_cannot_be_is_one_error_that_names_both_fields(fields, message):

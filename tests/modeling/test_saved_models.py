@@ -118,7 +118,8 @@ def main_output(outputs):
 @pytest.mark.parametrize("name", ALONE)
 def test_a_saved_model_reloads_in_a_process_that_has_no_hf_bidir(elsewhere, name):
     make, inputs, _ = ALONE[name]
-    torch.testing.assert_close(elsewhere[name], main_output(make()(**inputs_of(inputs))), rtol=0, atol=1e-5)
+    # there the formula itself, here blocks of scores: each is about 5e-5 from float64
+    torch.testing.assert_close(elsewhere[name], main_output(make()(**inputs_of(inputs))), rtol=0, atol=5e-5)
 
 
 def test_a_checkpoint_of_an_earlier_version_loads_with_the_package_and_with_its_own_code_alone(old, elsewhere):

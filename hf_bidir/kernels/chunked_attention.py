@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_call import AttentionCall
-from .eager_attention import eager_gradients, needs_eager_gradients
+from hf_bidir.kernels.eager_gradients import eager_gradients, needs_eager_gradients
+from hf_bidir.modeling.attention_call import AttentionCall
 
 # Scores per piece. On a CPU they take 1 MiB in fp32, so that the few tensors of a piece fit into a core's caches; a
 # piece has at least one head per thread. On other devices the number only bounds the memory.
@@ -156,16 +156,18 @@ class _Problem:
         piece_rows = min(queries, BAND_ROWS if keys_differ else ROWS, max(1, 2 * budget // keys))
         for first in range(0, queries, piece_rows):
             rows = slice(first, min(first + piece_rows, queries))
-            reach = call.reach(rows, keys) if self.banded else slice(0, keys)
-            pairs = (rows.stop - rows.start) * (reach.stop - reach.start)
+            in_reach = reach(call, rows, keys) if self.banded else slice(0, keys)
+            pairs = (rows.stop - rows.start) * (in_reach.stop - in_reach.start)
             piece_heads = heads if budget >= pairs * heads else self.heads_per_piece(budget // pairs)
             examples = max(1, min(batch, budget // (pairs * heads)))
-            columns, factors = reach, self.band_factors(rows, reach) if self.banded and self.keep is None else []
+            columns, factors = in_reach, []
+            if self.banded and self.keep is None:
+                factors = self.band_factors(rows, in_reach)
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
                     part = slice(b, b + examples), slice(h, h + piece_heads)
                     if self.keep is not None:
-                        columns, factors = self.masked(self.keep, *part, rows, reach)
+                        columns, factors = self.masked(self.keep, *part, rows, in_reach)
                     yield Piece((*part, EVERY, rows), (*part, columns), factors)
 
     def dropout_factors(self, seed: int) -> Tensor:
@@ -181,7 +183,7 @@ class _Problem:
         return max(fitting - fitting % self.threads, self.threads)
 
     def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
-        bands = self.call.partial_bands(rows, columns, self.key.device)
+        bands = partial_bands(self.call, rows, columns, self.key.device)
         return [(part, band.to(self.dtype)) for part, band in bands]
 
     def masked(
@@ -273,3 +275,26 @@ def _dropout_factors(coefficients: Tensor, dropout: float, seed: int) -> Tensor:
     """0 with probability `dropout`, else `1 / (1 - dropout)`; determined by the seed."""
     generator = torch.Generator(coefficients.device).manual_seed(seed)
     return torch.empty_like(coefficients).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+
+
+def partial_bands(
+    call: AttentionCall, rows: slice, columns: slice, device: torch.device
+) -> Iterator[tuple[slice, Tensor]]:
+    """The parts of `columns`, relative to its start, in which `band` drops a pair, each with its band."""
+    if not call.banded:
+        return
+    # no pair is dropped between `first` and `last`; both may lie outside the columns if a mask leaves only a few
+    first = columns.start if call.window is None else max(columns.start, rows.stop - 1 - call.window)
+    first = min(first, columns.stop)
+    last = min(columns.stop, rows.start + 1 if call.causal else rows.start + 1 + (call.window or 0))
+    for part in (slice(columns.start, first), slice(max(first, last), columns.stop)):
+        if part.start < part.stop and (band := call.band(rows, part, device)) is not None:
+            shifted = slice(part.start - columns.start, part.stop - columns.start)
+            yield shifted, band
+
+
+def reach(call: AttentionCall, rows: slice, keys: int) -> slice:
+    """The keys that at least one of these queries may attend to."""
+    first = 0 if call.window is None else max(0, rows.start - call.window)
+    last = keys if call.window is None else min(keys, rows.stop + call.window)
+    return slice(first, min(last, rows.stop) if call.causal else last)

@@ -1,0 +1,352 @@
+"""Layers that use transformers' attention interface, signed.
+
+Such a layer looks up its attention function in `ALL_ATTENTION_FUNCTIONS` by the name in its config. A signed one has a
+view of its config in which that name is the one of `signed_attention`; everything outside the layer sees the stock
+config.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar, copy_context
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from .activations import WITH_NEGATIVE_MASS, attention_changes
+from .attention import INSTALL, attend
+from .attention_call import attention_call, check_shapes, keep_and_bias, same_batch
+from .compat import ATTN_IMPLEMENTATION, CHECKPOINT_FUNCTION, attn_implementation, raw_attribute
+from .configuration_bidir import layer_negative_mass
+
+logger = logging.get_logger(__name__)
+
+# Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
+SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
+PAGED = "paged|eager"  # the eager path of transformers' continuous batching
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
+SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
+# Arguments of attention functions: those that signed attention computes; and those that it refuses, which select keys
+# by index, describe packed examples, or are a paged cache that the function updates (transformers 5.0).
+COMPUTED = {"scaling", "dropout", "is_causal", "position_bias", "softcap", "s_aux", "sliding_window"}
+STATES = {"module", "query", "key", "value", "attention_mask"}
+SPARSE = frozenset({"block_indices", "indices"})
+PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})
+UNSUPPORTED = SPARSE | PACKED | {"cache"}
+
+
+class Plan(NamedTuple):
+    """What a signed layer computes, as its config says."""
+
+    activation: str
+    negative_mass: float | list[float]  # of the layer, or one per head
+    window: int | None
+    backend: str  # the attn_implementation
+    softmax: bool  # whether the function of the stock model may compute it
+
+    def to_softmax(self) -> "Plan":
+        return self._replace(activation="softmax", negative_mass=0.0, softmax=self.window is None)
+
+
+class LayerCall(NamedTuple):
+    """A call of a signed layer: what its attention function gets, and what is to be computed."""
+
+    layer: nn.Module
+    plan: Plan
+    query: Tensor  # [batch, heads, queries, head_dim]
+    key: Tensor  # [batch, key heads, keys, head_dim]
+    value: Tensor
+    mask: Any
+    options: dict[str, Any]
+    coefficients: bool = False  # whether they are needed
+    keep: Tensor | None = None  # boolean, broadcastable to the scores: further keys to drop
+
+
+class SignedConfig:
+    """A layer's view of its stock config, with another name of the attention function.
+
+    `bidir` is the config of the whole model, `index` the place of the layer among its `count` signed layers, `refused`
+    are arguments of the attention function that signed attention does not support.
+    """
+
+    changes: ClassVar = attention_changes
+    FIELDS: ClassVar = ("stock", "bidir", "index", "count", "refused")
+
+    def __init__(self, stock: Any, bidir: PretrainedConfig, index: int, count: int, refused: Iterable[str] = ()):
+        self.__dict__.update(stock=stock, bidir=bidir, index=index, count=count, refused=tuple(refused))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.FIELDS:  # not yet set while the object is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.stock, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.stock, name, value)
+
+    def plan(self) -> Plan:
+        """What the layer computes, as its config says now."""
+        fields = raw_attribute(self.bidir, "__dict__")
+        activation, mass, window = fields["attn_activation"], fields["attn_negative_mass"], fields["attn_window"]
+        if isinstance(mass, list | tuple):
+            mass = layer_negative_mass(self.bidir, self.index, self.count)
+        any_mass = any(mass) if isinstance(mass, list | tuple) else mass != 0
+        softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any_mass)
+        backend = attn_implementation(self.stock) or "sdpa"
+        return Plan(activation, mass, window, backend, softmax and window is None)
+
+    def change(self) -> Any:
+        """What changes the layer in the running call; None if nothing does."""
+        return None if torch.compiler.is_compiling() else self.changes.get().get(self)
+
+    @property
+    def _attn_implementation(self) -> str:
+        name = raw_attribute(self.stock, "__dict__").get(ATTN_IMPLEMENTATION) or attn_implementation(self.stock)
+        if name is None or name in BUILT_IN:
+            return SIGNED + (name or "sdpa")
+        if name != "fused" and self.plan().softmax and self.change() is None:
+            return name  # a kernel or a function of the user, which the layer calls as the stock model does
+        check_attn_implementation(name)
+        if SIGNED + name not in ALL_ATTENTION_FUNCTIONS:
+            AttentionInterface.register(SIGNED + name, signed_attention)
+        return SIGNED + name
+
+
+def signed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Signed attention with the signature of transformers' `AttentionInterface`.
+
+    A softmax layer calls the function that the stock model would call, and so equals it to the bit.
+
+    Args:
+        module: a signed layer.
+        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and a batch of 1.
+        attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
+        options: as in `attend_by`; others are refused if the layer's own function uses them, else ignored.
+
+    Returns:
+        The context `[batch, queries, heads, head_dim]`, and if the call or the backend asks for them the coefficients
+        `[batch, heads, queries, keys]`, else None.
+    """
+    view, running = module.signed_view, requests.get()
+    call = LayerCall(module, view.plan(), query, key, value, attention_mask, options, bool(running))
+    change = view.change()
+    context, coefficients = attend_in_layer(call) if change is None else change.attend(attend_in_layer, call)
+    if coefficients is not None and running and not torch.compiler.is_compiling():
+        for request in running:
+            request[1] = True
+    return context, coefficients
+
+
+def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
+    """Context and coefficients as in `signed_attention`, by the stock function or by the layer's backend."""
+    layer, plan, options = call.layer, call.plan, call.options
+    if plan.softmax and (stock := _stock_function(call)):
+        return stock(layer, call.query, call.key, call.value, call.mask, **options)
+    backend = backend_of(plan.backend)
+    # continuous batching, which alone writes by index, keeps examples apart in its masks
+    computed = PACKED if "write_index" in options else backend.computes
+    for name in layer.signed_view.refused:  # torch 2.8 compiles no set of strings
+        if options.get(name) is not None and name not in computed:
+            raise ValueError(
+                f"{type(layer).__name__} passes {name} to its attention function, which signed attention does not "
+                "support; omit the argument if it comes from your call, or use the softmax model."
+            )
+    if call.query.shape[0] != call.key.shape[0]:
+        query, key, value = same_batch(call.query, call.key, call.value)
+        call = call._replace(query=query, key=key, value=value)
+    return backend.attend(call)
+
+
+def _stock_function(call: LayerCall) -> Callable | None:
+    """The function of the stock model for a softmax layer; None if it does not give what the call needs."""
+    backend = call.plan.backend
+    if backend == "eager":
+        return stock_eager(type(call.layer))  # type: ignore[arg-type]
+    if backend == PAGED:
+        return ALL_ATTENTION_FUNCTIONS[PAGED]
+    lacking = call.coefficients or any(call.options.get(name) is not None for name in SDPA_LACKS)
+    return SDPA if backend == "sdpa" and not lacking else None
+
+
+def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | None]:
+    """The attention of a layer by an implementation of `bidir_attention`, or where coefficients are needed by "eager".
+
+    Options of the call: `scaling`, `dropout`, `is_causal` of calls without a mask, by default as the layer says;
+    `position_bias`, which may contain a mask; `softcap`; `s_aux` `[heads]`, the score of an extra key without a value.
+    """
+    layer, plan, options, query = call.layer, call.plan, call.options, call.query
+    eager, keep, bias = implementation == "eager", call.mask, None
+    position_bias = options.get("position_bias")
+    if position_bias is not None or (keep is not None and keep.dtype != torch.bool):
+        separate = keep is not None and keep.dtype == torch.bool  # then a bias is hardly ever 0
+        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager and not separate)
+    check_shapes(query, call.key, call.value, keep)
+    attention = attention_call(
+        query,
+        call.key,
+        plan.activation,
+        plan.negative_mass,
+        scaling=options.get("scaling"),
+        dropout=options.get("dropout") or 0.0 if layer.training else 0.0,
+        causal=call.mask is None and not eager and is_causal(call),
+        window=plan.window,
+        bias=bias,
+        softcap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    if call.keep is not None:
+        keep = call.keep if keep is None else keep & call.keep
+    name = "eager" if call.coefficients else implementation
+    context, coefficients = attend(query, call.key, call.value, keep, attention, name)
+    # coefficients that the call does not ask for break reentrant gradient checkpointing
+    return context.transpose(1, 2).contiguous(), coefficients if eager or call.coefficients else None
+
+
+def is_causal(call: LayerCall) -> bool:
+    """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
+    given = call.options.get("is_causal")
+    return call.query.shape[2] > 1 and (getattr(call.layer, "is_causal", True) if given is None else given)
+
+
+class Backend(NamedTuple):
+    """How signed layers with some attn_implementation attend."""
+
+    attend: Callable[[LayerCall], tuple[Tensor, Tensor | None]]
+    computes: frozenset[str] = frozenset()  # options that others refuse
+    obstacle: Callable[[], str | None] = lambda: None  # the reason why it cannot run on this machine
+
+
+BUILT_IN = {"sdpa": "auto", "eager": "eager", PAGED: "eager"}  # and the implementations of `bidir_attention`
+BACKENDS = {name: Backend(partial(attend_by, implementation)) for name, implementation in BUILT_IN.items()}
+# of an installed room: functions that return the backend of an attn_implementation, or None
+OTHER_BACKENDS: list[Callable[[str], Backend | None]] = []
+for _name in BUILT_IN:
+    AttentionInterface.register(SIGNED + _name, signed_attention)
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of an attn_implementation; ValueError if signed layers have none."""
+    backend = BACKENDS.get(name) or next(filter(None, (find(name) for find in OTHER_BACKENDS)), None)
+    if backend is not None:
+        return backend
+    choices = '"sdpa" (the fastest exact path for the device, the default), "eager" (returns the coefficients)'
+    if OTHER_BACKENDS:
+        choices += ', "fused" (always the Triton kernel, on a GPU), flash_attention_2, 3 or 4, flex_attention'
+    else:
+        choices += f"; for others {INSTALL}"
+    # begins like transformers' own message
+    raise ValueError(
+        f'Specified `attn_implementation="{name}"` is not supported: it does not compute signed attention; choose '
+        f"{choices}."
+    )
+
+
+def check_attn_implementation(name: str | None, softmax: bool = False) -> None:
+    """Raise ValueError unless `name` computes signed attention here, or is None (not chosen yet); for a model that
+    computes `softmax`, functions of transformers and of users do as well."""
+    if name is None or (softmax and name in ALL_ATTENTION_FUNCTIONS and name != "fused"):
+        return
+    if obstacle := backend_of(name).obstacle():
+        raise ValueError(f'attn_implementation="{name}" cannot run here: {obstacle}; use "sdpa".')
+
+
+class _Requests:
+    """The running calls of this thread or task that want coefficients, one inside the other: the model of each,
+    whether a layer returned some, and what to call at the end.
+
+    A graph of torch.compile cannot read a `ContextVar`: while it is captured, only what is set inside it counts.
+    """
+
+    def __init__(self) -> None:
+        self.running: ContextVar[tuple[list, ...]] = ContextVar("requests", default=())
+        self.captured: tuple[list, ...] = ()
+
+    def get(self) -> tuple[list, ...]:
+        return self.captured if torch.compiler.is_compiling() else self.running.get()
+
+    def set(self, requests: tuple[list, ...]) -> None:
+        if torch.compiler.is_compiling():
+            self.captured = requests
+        else:
+            self.running.set(requests)
+
+
+requests = _Requests()
+
+
+def recompute_alike(model: nn.Module) -> Callable[[], None]:
+    """With gradient checkpointing, layers that run from now on run again in the context of that run, which the backward
+    pass, maybe in another thread, does not have. Returns a function that undoes this."""
+
+    def alike(checkpoint: Callable, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(copy_context().run, function), *args, **kwargs)
+
+    functions = [(module, vars(module).get(CHECKPOINT_FUNCTION)) for module in model.modules()]
+    functions = [(module, checkpoint) for module, checkpoint in functions if checkpoint is not None]
+    for module, checkpoint in functions:
+        setattr(module, CHECKPOINT_FUNCTION, partial(alike, checkpoint))
+
+    def undo() -> None:
+        for module, checkpoint in functions:
+            setattr(module, CHECKPOINT_FUNCTION, checkpoint)
+
+    return undo
+
+
+def signed_layers(model: nn.Module) -> list[nn.Module]:
+    """The signed layers of a model, in the order of `attn_negative_mass`; empty for a stock model."""
+    return [module for module in model.modules() if hasattr(module, "signed_index")]
+
+
+# mypy does not take type[Any] for hashable, hence the `type: ignore[arg-type]`s
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that use transformers' attention interface, in the order of `model.modules()`."""
+    with_config = [module for module in model.modules() if hasattr(module, "config")]
+    return [m for m in with_config if "ALL_ATTENTION_FUNCTIONS" in forward_names(type(m))]  # type: ignore[arg-type]
+
+
+def code_of(function: Callable) -> Any:
+    """The code of a function; of one in C, which has none, the code of this one, which names no attention."""
+    return getattr(inspect.unwrap(function), "__code__", None) or code_of.__code__
+
+
+@cache
+def forward_names(module_class: type[nn.Module]) -> frozenset[str]:
+    """The attribute and global names in the code of a module's `forward`."""
+    return frozenset(code_of(module_class.forward).co_names)
+
+
+@cache
+def stock_eager(module_class: type[nn.Module]) -> Callable | None:
+    """The eager attention function that a layer calls by default, which its `forward` names."""
+    functions = inspect.unwrap(module_class.forward).__globals__
+    names = [name for name in code_of(module_class.forward).co_names if name.endswith("eager_attention_forward")]
+    return functions.get(names[0]) if names else None
+
+
+def selects_keys(layer: nn.Module) -> bool:
+    """Whether a layer passes keys selected by index to its attention function."""
+    passed = (names for names in code_of(type(layer).forward).co_consts if isinstance(names, tuple))
+    return any(SPARSE & frozenset(names) for names in passed)
+
+
+def refused_options(layer: nn.Module) -> frozenset[str]:
+    """`UNSUPPORTED`, and the parameters of the layer's own eager function that signed attention does not compute.
+
+    Arguments that the eager function does not name have no effect in the stock model either.
+    """
+    eager = stock_eager(type(layer))  # type: ignore[arg-type]
+    parameters = inspect.signature(eager).parameters.keys() if eager else set()
+    return UNSUPPORTED | parameters - COMPUTED - STATES - {"kwargs"}
+
+
+def heads_of(layer: nn.Module) -> int | None:
+    """The number of heads if known from the layer or its config; otherwise the first forward pass checks it."""
+    heads = getattr(layer, "num_heads", getattr(layer, "num_attention_heads", None))
+    return heads if heads is not None else getattr(getattr(layer, "config", None), "num_attention_heads", None)

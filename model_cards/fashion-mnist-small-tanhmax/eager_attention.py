@@ -1,0 +1,63 @@
+"""Attention by the formula: scores, coefficients, context. The reference of every faster path, and differentiable in
+every way that torch knows."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from .activations import WITH_NEGATIVE_MASS, get_attn_activation
+from .attention_call import AttentionCall
+
+
+def eager_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    call: AttentionCall,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The context `[batch, heads, queries, value_dim]` and the coefficients `[batch, heads, queries, keys]`.
+
+    Args:
+        factors: dropout that was drawn before, 0 or `1 / (1 - dropout)` per coefficient; by default it is drawn here.
+    """
+    rows, columns = slice(0, query.shape[2]), slice(0, key.shape[2])
+    scores = grouped_matmul(query, key.mT) * call.scaling
+    keep = call.mask(keep, rows, columns, query.device)
+    if call.softcap is not None:
+        scores = (scores / call.softcap).tanh() * call.softcap
+    if call.bias is not None:
+        scores = scores + call.bias
+    if call.sinks is not None:  # appended as an extra last key
+        scores = torch.cat([scores, call.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
+        keep = None if keep is None else F.pad(keep, (0, 1), value=True)
+    coefficients = activated(scores, keep, call.activation, call.negative_mass)[..., columns]
+    coefficients = F.dropout(coefficients, call.dropout) if factors is None else coefficients * factors
+    return grouped_matmul(coefficients.to(value.dtype), value), coefficients
+
+
+def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
+    """`x @ y` for `[batch, heads, rows, n]` and `[batch, key heads, n, columns]`, without repeating `y`."""
+    if x.shape[1] == y.shape[1]:
+        return x @ y
+    return (x.reshape(x.shape[0], y.shape[1], -1, x.shape[3]) @ y).reshape(-1, *x.shape[1:3], y.shape[3])
+
+
+def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
+    """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
+    mass = {"negative_mass": negative_mass} if activation in WITH_NEGATIVE_MASS else {}
+    return get_attn_activation(activation)(scores, keep, **mass)
+
+
+def is_transformed(*inputs: Tensor | float) -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work, which no custom backward pass takes part in.
+
+    Not for use while compiling.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:  # outside of every level of dual numbers
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in inputs if isinstance(x, Tensor))

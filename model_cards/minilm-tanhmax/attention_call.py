@@ -1,0 +1,212 @@
+"""The inputs and the options of one attention call: checks and conversions of shapes, masks of every kind, negative
+masses per head, and everything except query, key, value and keep-mask as one checked object."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .activations import WITH_NEGATIVE_MASS, checked_negative_mass, compute_dtype, score_shift
+
+NegativeMass = float | Sequence[float] | Tensor
+
+# Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
+MASKED = -50.0
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Checked options with all defaults filled in; built by `attention_call`."""
+
+    activation: str = "tanhmax"  # a built-in or registered name (`activations.py`)
+    negative_mass: float | Tensor = 1.0  # one number or [heads, 1, 1]; never the number 0, which is softmax
+    scaling: float = 1.0  # factor on the scores
+    dropout: float = 0.0  # probability that a coefficient is set to 0; the others are scaled by 1 / (1 - dropout)
+    causal: bool = False  # query i attends to the keys j <= i, both counted from the first, also of unequal lengths
+    window: int | None = None  # query i attends to the keys with |i - j| <= window
+    bias: Tensor | None = None  # added to the scores, broadcastable to [batch, heads, queries, keys]
+    softcap: float | None = None  # before the bias, scores become softcap * tanh(scores / softcap)
+    sinks: Tensor | None = None  # [heads], the score of an extra key that enters the normaliser only
+
+    @property
+    def banded(self) -> bool:
+        """Whether the position of a query limits its keys."""
+        return self.causal or self.window is not None
+
+    @property
+    def terms(self) -> list[str]:
+        """The names of the terms that some implementations do not compute."""
+        return [name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None]
+
+    def shift(self, query: Tensor) -> Tensor | None:
+        """`score_shift` as `[heads, 1, 1]` in the dtype of the scores, finite also for a mass of 0; None if it is 0."""
+        mass: Any = self.negative_mass
+        if isinstance(mass, float) and mass == 1:
+            return None
+        dtype = compute_dtype(query.dtype)
+        if isinstance(mass, float):
+            return torch.full((query.shape[1], 1, 1), score_shift(mass), dtype=dtype, device=query.device)
+        mass = mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
+        return score_shift(mass).expand(query.shape[1], 1, 1)
+
+    def band(self, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
+        """Boolean `[rows, columns]`: the pairs that causality and window keep; None without either."""
+        if not self.banded:
+            return None
+        distance = torch.arange(rows.start, rows.stop, device=device)[:, None] - torch.arange(
+            columns.start, columns.stop, device=device
+        )
+        if self.window is None:
+            return distance >= 0
+        return (distance >= (0 if self.causal else -self.window)) & (distance <= self.window)
+
+    def mask(self, keep: Tensor | None, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
+        """The part of a keep-mask for these queries and keys, combined with the band: `[..., rows, columns]`."""
+        band = self.band(rows, columns, device)
+        if keep is None:
+            return band if band is None else band[None, None]
+        keep = keep[..., rows if keep.shape[2] > 1 else slice(None), columns]
+        return keep if band is None else keep & band
+
+
+def attention_call(
+    query: Tensor, key: Tensor, activation: str = "tanhmax", negative_mass: NegativeMass = 1.0, **options: Any
+) -> AttentionCall:
+    """Check options as a user passes them and fill in the defaults; a mass of 0 becomes softmax.
+
+    Args:
+        options: other fields of `AttentionCall`; a scaling of None is `head_dim ** -0.5`.
+
+    Raises:
+        ValueError: a number out of range, or a window with unequal numbers of queries and keys.
+    """
+    dropout, window = options.get("dropout", 0.0), options.get("window")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
+    check_window(window)
+    if window is not None and query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"window needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
+            'of the keys to attend to; call a model with attn_scope="window" with use_cache=False.'
+        )
+    mass = per_head(negative_mass, query) if activation in WITH_NEGATIVE_MASS else 1.0
+    if isinstance(mass, float) and mass == 0:
+        activation, mass = "softmax", 1.0
+    if options.get("scaling") is None:
+        options["scaling"] = query.shape[-1] ** -0.5
+    return AttentionCall(activation, mass, **options)
+
+
+def check_window(window: int | None) -> None:
+    """Raise ValueError unless `window` is None or an integer of at least 1."""
+    if window is not None and (isinstance(window, float) or window < 1):
+        raise ValueError(f"window must be an integer of at least 1, or None; got {window!r}.")
+
+
+def keep_and_bias(
+    attention_mask: Tensor | None, position_bias: Tensor | None = None, omit_zero_bias: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Split masks and biases into a boolean keep-mask and an additive bias; None for either if it has no effect.
+
+    Args:
+        attention_mask: boolean, integer, or float. Float entries of at most `MASKED` drop the key, the others are a
+            bias. A large negative bias would not drop it: `e^-s` would give that key all of the weight.
+        position_bias: an additive bias, which in some models also contains a mask.
+        omit_zero_bias: return None for a bias that is 0 everywhere and has no gradient; ignored while compiling, where
+            values are unknown.
+    """
+    terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
+    keep = None
+    if attention_mask is not None and not attention_mask.is_floating_point():
+        keep = attention_mask.bool()
+    if not terms:
+        return keep, None
+    bias = sum(terms[1:], start=terms[0])
+    dropped = bias <= MASKED
+    bias = bias.masked_fill(dropped, 0)
+    keep = ~dropped if keep is None else keep & ~dropped
+    if omit_zero_bias and not bias.requires_grad and not torch.compiler.is_compiling() and not bias.any():
+        return keep, None
+    return keep, bias
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
+
+
+def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value expanded to one batch size; a batch of 1 is broadcast."""
+    batch = max(query.shape[0], key.shape[0])
+    query, key, value = (x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    return query, key, value
+
+
+def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
+    """The negative mass as a float, or as a tensor `[heads, 1, 1]` if the heads differ or it was given as a tensor."""
+    heads = query.shape[1]
+    if isinstance(negative_mass, float):
+        return checked_negative_mass(negative_mass)
+    if isinstance(negative_mass, Tensor):
+        _check_count(negative_mass.numel(), heads)
+        return checked_negative_mass(negative_mass).reshape(-1, 1, 1)
+    negative_mass = negative_mass.tolist() if hasattr(negative_mass, "tolist") else negative_mass  # of NumPy
+    if isinstance(negative_mass, str) or not hasattr(negative_mass, "__len__"):
+        return checked_negative_mass(negative_mass)  # one number of another kind, or an error
+    masses = [checked_negative_mass(value) for value in negative_mass]
+    _check_count(len(masses), heads)
+    if len(set(masses)) == 1:
+        return masses[0]
+    tensor = _as_tensor if torch.compiler.is_compiling() else _known_tensor
+    return tensor(tuple(masses), query.device).view(-1, 1, 1)
+
+
+def _as_tensor(masses: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(masses, dtype=torch.float32, device=device)
+
+
+@lru_cache
+def _known_tensor(masses: tuple[float, ...], device: torch.device) -> Tensor:
+    """As above, once, because copying numbers to a GPU makes the CPU wait."""
+    with torch.inference_mode(False):
+        return _as_tensor(masses, device)
+
+
+def _check_count(count: int, heads: int) -> None:
+    if count not in (1, heads):
+        raise ValueError(f"negative_mass needs one value, or one for each of the {heads} heads, got {count}.")
+
+
+def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
+    """Raise ValueError with all shapes unless they fit."""
+    of_query, of_key, of_value = query.shape, key.shape, value.shape
+    if len(of_query) != 4 or len(of_key) != 4 or of_value[:3] != of_key[:3]:
+        fault = "expected [batch, heads, length, head_dim] with equal key and value lengths"
+    elif of_query[0] != of_key[0] or of_query[3] != of_key[3]:
+        fault = "query and key must agree in batch and head_dim"
+    elif of_key[1] == 0 or of_query[1] % of_key[1]:
+        fault = "the number of key heads must divide the number of query heads"
+    elif query.numel() == 0 or value.numel() == 0:
+        fault = "no size may be 0"
+    else:
+        if keep is not None:
+            _check_keep(keep, (*of_query[:3], of_key[2]))
+        return
+    shapes = f"query {tuple(of_query)}, key {tuple(of_key)}, value {tuple(of_value)}"
+    raise ValueError(f"{fault}, got {shapes}.")
+
+
+def _check_keep(keep: Tensor, full: tuple[int, ...]) -> None:
+    if keep.dtype != torch.bool:
+        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; convert numbers with mask == 1.")
+    given = keep.shape
+    if (
+        len(given) != 4
+        or given[3] != full[3]
+        or not (given[0] in (1, full[0]) and given[1] in (1, full[1]) and given[2] in (1, full[2]))
+    ):
+        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(given)}.")
