@@ -44,7 +44,7 @@ def edited_projections(
     """Inside the context, every layer attends with `edit(query, key, value)`, of the same shapes.
 
     Query is `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]`. Attention with its
-    own scores, as in recurrent models, is not edited.
+    own scores is not edited.
     """
     return _intervening(model, Interventions(project=edit))
 
@@ -162,7 +162,7 @@ def attends(model: nn.Module) -> bool:
 
 
 def check_attends(model: nn.Module) -> None:
-    """Raise ValueError for a recurrent decoder without attention."""
+    """Raise ValueError for a decoder without attention."""
     if getattr(getattr(model, "config", None), "attn_scope", None) == "none":
         raise ValueError(
             f'this {type(model).__name__} has no attention (attn_scope="none"), so there are no coefficients to '

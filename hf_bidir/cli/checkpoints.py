@@ -50,7 +50,7 @@ def convert(
     steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 300,
     keep_signs: Annotated[
         bool | None,
-        typer.Option(help="Heal with penalties that keep signs in use; by default unless the model is recurrent."),
+        typer.Option(help="Heal with penalties that keep signs in use; by default if tokens attend to each other."),
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[

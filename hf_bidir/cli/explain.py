@@ -13,7 +13,7 @@ DEFAULTS = {
     TEXT_DEFAULT: "texts",
     IMAGE_DEFAULT: "images",
     CAUSAL_DEFAULT: "the next token of causal language models",
-    LAYER_DEFAULT: "a layer, a head or a recurrent model",
+    LAYER_DEFAULT: "a layer, a head or a model with a single query",
 }
 
 

@@ -61,16 +61,16 @@ def align(
     the weights applied to the context changes neither outputs nor contributions.
 
     Args:
-        model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
-            …T5ForConditionalGeneration; dropout is off while it generates.
+        model: a signed encoder-decoder of text, such as a BidirBart…, …Marian… or …T5ForConditionalGeneration;
+            dropout is off while it generates.
         tokenizer, text: a fast tokenizer; the source, truncated to the model's positions. A word's pieces are summed.
         method: "contributions"; "attnlrp", the relevance of the source's embeddings (`relevance`); or "chefer", traced
             through all layers (`cross_rollout`).
         num_beams: beams of the search; 1 is greedy.
 
     Returns:
-        The contributions and the attention: the coefficients of a recurrent model, or the mean magnitude over layers
-        and heads of cross-attention.
+        The contributions and the attention: the coefficients of a model with one query per step, or the mean magnitude
+        over layers and heads of cross-attention.
 
     Raises:
         ValueError: a model that is no encoder-decoder of text, or a text without words.
@@ -121,7 +121,7 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tup
     attended, contributions = [], []
     explained = _explained_logits(outputs.logits[0], ids)
     for step, y in enumerate(explained):
-        # a recurrent model calls its layer once per step, others once for all steps
+        # a model with one query per step calls its layer for each, others once for all
         calls, row = (recorded, step) if between_tokens else ([recorded[step]], 0)
         gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
         own = torch.stack([a.detach()[0, :, row].float() for a in calls])  # [layers, heads, source]

@@ -142,7 +142,7 @@ def check_bidir(model: PreTrainedModel) -> None:
 
 
 def attends_between_tokens(model: PreTrainedModel) -> bool:
-    """Whether every token is a query; recurrent models have a single query."""
+    """Whether every token is a query; others have a single one for the whole text."""
     return getattr(model, "attends_between_tokens", True)
 
 

@@ -103,7 +103,7 @@ class StudentArguments:
     keep_signs: bool | None = option(
         None,
         "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for recurrent models and with gradient_checkpointing.",
+        "true, but false for models with a single query and with gradient_checkpointing.",
     )
     centre: bool = option(
         True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
@@ -217,14 +217,15 @@ def healing_data(
 
 def _keeps_signs(student: PreTrainedModel, asked: bool | None, args: HealingArguments) -> bool:
     """Whether to add the penalties on signs, unless asked otherwise; a warning says why where they are left out."""
-    recurrent = not getattr(student, "attends_between_tokens", True)
-    if asked and recurrent:
+    between_tokens = getattr(student, "attends_between_tokens", True)
+    if asked and not between_tokens:
         raise InputError(
-            "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
+            f"expected keep_signs false for {type(student).__name__}, which has no attention between tokens; leave it "
+            "out"
         )
-    if asked is not None or not (recurrent or args.gradient_checkpointing):
+    if asked is not None or (between_tokens and not args.gradient_checkpointing):
         return asked is not False
-    reason = f"{type(student).__name__} is recurrent" if recurrent else "gradient_checkpointing runs layers again"
+    reason = "gradient_checkpointing runs layers again" if between_tokens else "no attention between tokens"
     logger.warning("%s: healing without keep_signs.", reason)
     return False
 

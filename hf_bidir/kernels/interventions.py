@@ -148,7 +148,7 @@ def intervening(model: nn.Module, layers: list[nn.Module], interventions: Interv
     """
     by_code: dict[ContextVar[Mapping], dict] = {}
     for layer in layers:
-        view = getattr(layer, "signed_view", layer)  # a layer of a recurrent model has no view
+        view = getattr(layer, "signed_view", layer)  # a layer with its own scores has no view
         changes = getattr(view, "changes", None)
         if not isinstance(changes, ContextVar):
             raise ValueError(

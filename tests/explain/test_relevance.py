@@ -180,7 +180,7 @@ def test_the_attention_backend_does_not_matter(backend):
 def test_a_recurrent_encoder_has_no_rule():
     config = hf_bidir.BidirRnnConfig(vocab_size=40, embedding_size=8, hidden_size=8)
     model = hf_bidir.BidirRnnForSequenceClassification(config).eval()
-    with pytest.raises(ValueError, match=r"no rule for recurrent models such as BidirRnn.*; use contributions"):
+    with pytest.raises(ValueError, match=r"no rule for BidirRnn.*; use contributions"):
         relevance(model, {"input_ids": torch.arange(5, 11).view(1, 6)})
 
 

@@ -236,7 +236,7 @@ def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalti
     options = [*bert[2:], *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
     main(["--model_name_or_path", str(card), *options])
     assert read_bidir(tmp_path / "out").config.attn_activation == "tanhmax"
-    with pytest.raises(InputError, match="expected keep_signs false for a recurrent model"):
+    with pytest.raises(InputError, match="keep_signs false for BidirRnnForSequenceClassification"):
         main(["--model_name_or_path", str(card), *options, "--keep_signs", "true"])
 
 

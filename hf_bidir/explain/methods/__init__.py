@@ -91,7 +91,7 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
 
     For causal language models it is the most faithful method of research/explanations/causal.py; where that needs more
     than `AFFORDABLE` forward passes (`passes`, one per token), the most faithful one of a single backward pass. For a
-    layer or head, a recurrent model and an encoder-decoder it is contributions.
+    layer or head, a model with a single query and an encoder-decoder it is contributions.
     """
     if reads_images(model):
         best = IMAGE_DEFAULT

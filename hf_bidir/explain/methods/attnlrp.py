@@ -132,10 +132,13 @@ def _gradient(function: InputFunction, point: Tensor) -> Tensor:
 def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
     """Context in which a forward pass of a signed model builds a graph whose gradient times input is relevance.
 
-    Weights are constants inside the context. A backward pass may follow after it. Raises NoRule for recurrent models.
+    Weights are constants inside the context. A backward pass may follow after it. Raises NoRule for a model with a
+    single query.
     """
     if not attends_between_tokens(model):
-        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; {OTHERS}.")
+        raise NoRule(
+            f"AttnLRP has no rule for {type(model).__name__}, whose tokens do not attend to each other; {OTHERS}."
+        )
     if own := [type(layer).__name__ for layer in signed_layers(model) if hasattr(layer, "stock_class")]:
         raise NoRule(f"AttnLRP has no rule for layers with attention of their own, such as {own[0]}; {OTHERS}.")
     rules = RelevanceRules()

@@ -115,7 +115,7 @@ def _transformed_norms(found: Projections, values: Tensor, heads: int) -> Tensor
 def pooled_contributions(coefficients: Tensor, values: Tensor, weight: Tensor) -> Tensor:
     """`a_i (v_i · w)`: the exact share of each token in `y`, for one attention layer followed by a linear map.
 
-    For recurrent and pooling models, whose output is `y = (Σ_i a_i v_i) · w + b`; the shares sum to `y - b`.
+    For models that pool by attention, whose output is `y = (Σ_i a_i v_i) · w + b`; the shares sum to `y - b`.
 
     Args:
         coefficients: `[batch, length]`, or `[batch, queries, length]`.
