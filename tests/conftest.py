@@ -32,6 +32,7 @@ SLOW = (
     "benchmarks/test_tables.py",
     "test_package.py",
     "modeling/test_saved_models.py",
+    "recurrent/test_saved_recurrent.py",
     "kernels/test_fused_models.py",
     "explain/test_wrapped_models.py",
     "modeling/test_compat.py",
