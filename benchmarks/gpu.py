@@ -43,7 +43,7 @@ from hf_bidir.common.files import replacing
 
 FULL = {
     "device": "cuda", "dtype": "bfloat16", "heads": 12, "layers": 12, "width": 768, "repeats": 9, "warm_up": 3,
-    "tests": ("tests/kernels/test_fused_*.py", "tests/modeling/test_two_calls.py"),
+    "tests": ("tests/kernels/test_fused_*.py", "tests/kernels/test_backends.py"),
     "call": (64, 128), "calls": 50, "caches": ("cold", "warm"), "backend": "inductor",
     "bert": ((64, 128), (16, 512)), "vit": 64, "llama": (8, 512), "batches": (1, 8), "prompt": 128, "new": 64,
     "head_dims": (64, 128), "lengths": (1024, 4096), "tokens": 32768, "long": (4096, 16384), "memory_tokens": 16384,
