@@ -31,6 +31,7 @@ from hf_bidir.explain.result import Alignment, Explanation
 
 COEFFICIENT = "a"  # unit of a coefficient
 SCORES, HEADS, ALIGNMENT = "scores", "heads", "alignment"  # names of figures
+PICTURES = {f"{name}.png" for name in ("coefficients", SCORES, "rollout", "flow", HEADS)}
 PAGE = "index.html"
 PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
 
@@ -310,7 +311,7 @@ def write_explanation(result: Explanation | Alignment, folder: str | Path) -> li
         FileExistsError: as in `holds_explanation`.
     """
     folder = Path(folder)
-    earlier = list(folder.glob("*.png")) if holds_explanation(folder) else []
+    holds_explanation(folder)
     pictures = pictures_of(result)
     # the page first, because it marks the folder as an explanation
     contents = {folder / PAGE: page_of(result, pictures).encode()}
@@ -318,9 +319,8 @@ def write_explanation(result: Explanation | Alignment, folder: str | Path) -> li
     for path, content in contents.items():
         with replacing(path) as temporary:
             temporary.write_bytes(content)
-    for path in earlier:
-        if path not in contents:
-            path.unlink()
+    for name in PICTURES - {path.name for path in contents}:
+        (folder / name).unlink(missing_ok=True)  # from an earlier explanation
     return list(contents)
 
 
@@ -334,7 +334,7 @@ def holds_explanation(folder: str | Path) -> bool:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"expected a folder for the page, {folder} is a file; choose another --output.")
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) if folder.exists() else []
-    foreign = [name for name in names if name != PAGE and not name.endswith(".png")]
+    foreign = [name for name in names if name not in (PAGE, *PICTURES)]
     page = (folder / PAGE).read_text(encoding="utf-8", errors="replace") if (folder / PAGE).is_file() else ""
     if names and (foreign or PAGE_MARK not in page):
         raise FileExistsError(
