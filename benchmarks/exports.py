@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import interleaved_medians, options_of, write_table
 from hf_bidir import signed
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.deploy.graph import export_checkpoint
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6}
@@ -60,7 +60,7 @@ def measured(name: str, mass: float, options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         signed(stock, negative_mass=mass).save_pretrained(Path(folder, "model"))
         difference = export_checkpoint(Path(folder, "model"), Path(folder, "graph"))
-        model, session = read_model(Path(folder, "model")), session_of(Path(folder, "graph/model.onnx"))
+        model, session = open_checkpoint(Path(folder, "model")).model(), session_of(Path(folder, "graph/model.onnx"))
         model.config.use_cache = False  # the graph has no cache either
         inputs = inputs_of(model, options)
         arrays = {name: tensor.numpy() for name, tensor in inputs.items()}

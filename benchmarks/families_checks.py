@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.kinds import special_tokens
+from hf_bidir.checkpoints.examples import special_tokens
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import modeling_bidir

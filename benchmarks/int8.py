@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
 from benchmarks.measure import ROOT, options_of, write_table
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.hub.evaluate import evaluate_checkpoint, read_examples
@@ -80,7 +80,7 @@ def score(folder: Path, data: str | None, split: str) -> float:
 @torch.no_grad()
 def inner_numbers(folder: Path, data: str | None, split: str) -> list[str]:
     """The largest activation between layers, their kurtosis, and the attention on tokens without content."""
-    model = read_model(folder, torch.float32)
+    model = open_checkpoint(folder).model(torch.float32)
     if not getattr(model, "attends_between_tokens", True):
         return ["", "", ""]
     examples, _, collator = read_examples(model, folder, data, split, NO_COLUMNS)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.finetune.record import size
 from hf_bidir.hub import CardCallback, build_model_card
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -90,14 +90,16 @@ def test_the_trainer_saves_an_adapter_alone_and_its_card_names_the_base(family, 
     trainer.evaluate(rows)
     trainer.save_model()
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    torch.testing.assert_close(logits_of(read_model(tmp_path / "run"), inputs), logits_of(model.eval(), inputs))
+    torch.testing.assert_close(
+        logits_of(open_checkpoint(tmp_path / "run").model(), inputs), logits_of(model.eval(), inputs)
+    )
     (tmp_path / "run/README.md").unlink()  # peft's own
     card = build_model_card(tmp_path / "run").text
     assert "LoRA adapter of rank 4" in card
     assert 'base = "../base"' in card
     signed(stock_model(family), negative_mass=0.2).save_pretrained(base)
     with pytest.raises(ValueError, match="another base model than"):
-        read_model(tmp_path / "run")
+        open_checkpoint(tmp_path / "run").model()
 
 
 def test_an_adapter_of_a_model_that_was_signed_in_memory_loads_once_that_model_is_saved(tmp_path):
@@ -108,9 +110,11 @@ def test_an_adapter_of_a_model_that_was_signed_in_memory_loads_once_that_model_i
     adapted.save_pretrained(tmp_path / "adapter")
     assert "base" not in size(adapted)["adapter"]  # so that a run with CardCallback is not stopped
     with pytest.raises(ValueError, match=r"is a stock roberta\. If it was signed in memory, save the signed model"):
-        read_model(tmp_path / "adapter")
+        open_checkpoint(tmp_path / "adapter").model()
     config = tmp_path / "adapter/adapter_config.json"
     config.write_text(config.read_text().replace(str(tmp_path / "stock"), str(tmp_path / "signed")))
     (tmp_path / "adapter/run.json").write_text(json.dumps(size(adapted)))
     inputs = inputs_of("roberta")
-    torch.testing.assert_close(logits_of(read_model(tmp_path / "adapter"), inputs), logits_of(adapted, inputs))
+    torch.testing.assert_close(
+        logits_of(open_checkpoint(tmp_path / "adapter").model(), inputs), logits_of(adapted, inputs)
+    )

@@ -37,7 +37,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from benchmarks.seeds import compare, mean_and_deviation
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.card import read_card
 from hf_bidir.common.errors import InputError
@@ -235,7 +235,7 @@ def make_encoder(options: argparse.Namespace, given: dict[str, Any] | None = Non
             texts = {"train_file": HEALING_TEXTS, "validation_file": HELD_OUT_TEXTS}
             chosen |= {option: [options.data_dir / file for file in files] for option, files in texts.items()}
         distill.main(chosen | {"bf16": True, "use_cpu": not torch.cuda.is_available()} | (given or {}))
-    read_bidir(RUNS / name).half().save_pretrained(RUNS / name)
+    open_checkpoint(RUNS / name).model().half().save_pretrained(RUNS / name)
     write_card(RUNS / name)
     print(f"Copied: {publish_card(RUNS / name)}")
 

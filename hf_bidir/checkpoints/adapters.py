@@ -168,14 +168,6 @@ def read_adapter(source: str | Path) -> Adapter | None:
         raise ValueError(f"{folder / ADAPTER_CONFIG} is not JSON ({error}); copy or download it again.") from error
 
 
-def required_adapter(source: str | Path) -> Adapter:
-    """As `read_adapter`; ValueError if there is none."""
-    adapter = read_adapter(source)
-    if adapter is None:
-        raise ValueError(f"{source} is not an adapter: it has no {ADAPTER_CONFIG}, or a config.json of its own.")
-    return adapter
-
-
 def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None = None) -> dict[str, Any]:
     """What an adapter depends on: the SHA-256 of the base's files of weights by name, and its attention."""
     folder = Path(base)

@@ -2,28 +2,18 @@
 
 import ast
 import inspect
-import math
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
 NUMBER_OF_LABELS = "num_items_in_batch"  # the argument of loss functions
 NAMED = 5  # tokens or weights in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
-IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
-AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
-AUDIO_BINS = (
-    "num_mel_bins", "n_mels", "feature_size", "input_feat_size", "input_feat_per_channel",
-    "feature_projection_input_dim", "input_dim",
-)  # fmt: skip
-Inputs = dict[str, Tensor]
 
 
 class Kind(NamedTuple):
@@ -114,17 +104,6 @@ def predicts_values(config: PretrainedConfig) -> bool:
     return known in ("regression", "multi_label_classification") or (known is None and config.num_labels == 1)
 
 
-def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
-    """Two random examples, the second text padded on the right; for an encoder-decoder also decoder inputs.
-
-    Models of text and images, or of text and audio, get both, and the text has a placeholder for each feature.
-
-    Raises:
-        ValueError: the model needs an input that is not supported here.
-    """
-    return Examples(model, seed).inputs()
-
-
 def takes_one_row(model: PreTrainedModel) -> bool:
     """Whether the model classifies texts and has no padding token, so that a decoder accepts one text at a time."""
     unpadded = getattr(model.config.get_text_config(), "pad_token_id", 0) is None
@@ -155,180 +134,6 @@ def longest_text(model: PreTrainedModel) -> int | None:
         if counts and table.padding_idx is not None:
             return limit - table.padding_idx - 1
     return limit
-
-
-class Examples:
-    """Builds the inputs of one model from its config and the parameters of its forward method."""
-
-    def __init__(self, model: PreTrainedModel, seed: int, companions: "dict[str, Companion] | None" = None):
-        self.model, self.config = model, model.config
-        self.companions = COMPANIONS if companions is None else companions
-        self.accepted = inspect.signature(model.forward).parameters
-        self.required = {
-            n for n, p in self.accepted.items() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
-        }
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def inputs(self) -> Inputs:
-        main = self.model.main_input_name
-        wanted = self.required | ({main} & set(self.accepted) if isinstance(main, str) else set())
-        inputs = self.with_companions(self.images(wanted) | self.audio(wanted))
-        if "input_ids" in wanted or ("input_ids" in self.accepted and inputs):
-            inputs = self.with_companions(inputs | self.text(inputs))
-        if self.config.is_encoder_decoder and "decoder_input_ids" in self.accepted:
-            inputs |= self.decoder_inputs(inputs)
-        if missing := sorted(self.required - set(inputs)):
-            raise ValueError(f"{type(self.model).__name__} needs {', '.join(missing)}, for which there is no example.")
-        if kind_of(self.model).auto == "AutoModelForMultipleChoice":
-            inputs = {name: tensor.unsqueeze(0) for name, tensor in inputs.items()}
-        if takes_one_row(self.model):
-            inputs = {name: tensor[:1] for name, tensor in inputs.items()}
-        return self.placed(inputs)
-
-    def decoder_inputs(self, inputs: Inputs) -> Inputs:
-        """The decoder inputs, unless the model derives them."""
-        if not kind_of(self.model).derives_decoder_input:
-            return {"decoder_input_ids": self.ids(DECODER_STEPS)}
-        inputs["input_ids"][:, 1] = self.config.eos_token_id
-        return {}
-
-    def placed(self, inputs: Inputs) -> Inputs:
-        dtype, device = self.model.dtype, device_of(self.model)
-        return {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
-
-    def with_companions(self, inputs: Inputs) -> Inputs:
-        """The inputs, with those of `COMPANIONS` that go with them."""
-        for name in [name for name in self.companions if name in self.accepted and name not in inputs]:
-            value = self.companions[name](self, inputs)
-            inputs = inputs if value is None else inputs | {name: value}
-        return inputs
-
-    def text(self, features: Inputs) -> Inputs:
-        """Text, with placeholders for image and audio features if the model inserts them into the text."""
-        text = self.config.get_text_config()
-        longest = first_field(text, "max_position_embeddings", "n_positions") or 0
-        length = min(LENGTH, longest - 2) if longest > 0 else LENGTH  # XLNet has -1: any length
-        ids = self.ids(length)
-        for names, method in ((IMAGE_TOKENS, "get_image_features"), (AUDIO_TOKENS, "get_audio_features")):
-            token = first_field(self.config, *names)
-            if token is not None and features and hasattr(self.model, method):
-                placeholders = torch.full((2, self.count(method, features)), token)
-                ids = torch.cat([ids[:, :2], placeholders, ids[:, 2:]], 1)
-        length = ids.shape[1]
-        padding = min(length, LENGTH) // 3
-        keep = (torch.arange(length) < torch.tensor([[length], [length - padding]])).long()
-        return {"input_ids": ids} | ({"attention_mask": keep} if "attention_mask" in self.accepted else {})
-
-    def ids(self, length: int) -> Tensor:
-        """Random token ids `[2, length]`, without special tokens."""
-        special = set(special_tokens(self.config))
-        vocabulary = first_field(self.config.get_text_config(), "vocab_size") or 32
-        plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
-        return plain[torch.randint(len(plain), (2, length), generator=self.generator)]
-
-    def count(self, method: str, features: Inputs) -> int:
-        """The number of features per image or audio example; 0 without any."""
-        function = getattr(self.model, method)
-        known = {name: features[name] for name in inspect.signature(function).parameters if name in features}
-        if not known:
-            return 0
-        with torch.no_grad():
-            made = function(**self.placed(known))
-        made = getattr(made, "pooler_output", made)
-        tensors = made if isinstance(made, list | tuple) else [made]
-        return sum(tensor.numel() // tensor.shape[-1] for tensor in tensors) // 2
-
-    def images(self, wanted: set[str]) -> Inputs:
-        """Images or videos: `[2, channels, height, width]`, or a sequence of patches with the shapes of their grids."""
-        grid = next((n for n in ("image_grid_thw", "grid_thw") if n in self.accepted), None)
-        names = {"pixel_values", "pixel_values_videos", *(["hidden_states"] if grid else [])} & set(self.accepted)
-        vision = getattr(self.config, "vision_config", None)
-        if not names & wanted and (vision is None or "pixel_values" not in names):
-            return {}
-        name, vision = min(names & wanted or {"pixel_values"}), vision or self.config
-        channels = first_field(vision, "num_channels", "in_channels", "in_chans", "input_channels")
-        channels = channels if isinstance(channels, int) else 3
-        if grid:
-            patch, time = (
-                first_field(vision, "patch_size", "spatial_patch_size"),
-                first_field(vision, "temporal_patch_size"),
-            )
-            patches = self.randn(2 * math.prod(GRID), channels * (time or 1) * patch**2)
-            return {name: patches, grid: torch.tensor([GRID, GRID])}
-        frames = first_field(vision, "num_frames", "frames_per_clip") or 4
-        moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
-        return {name: self.randn(2, *[frames] * bool(moving), channels, *_image_size(vision))}
-
-    def audio(self, wanted: set[str]) -> Inputs:
-        """Audio as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
-        audio = getattr(self.config, "audio_config", None)
-        bins = first_field(audio or self.config, *AUDIO_BINS)
-        if "input_features" in wanted or ("input_features" in self.accepted and audio is not None):
-            if longest := first_field(audio or self.config, "max_source_positions"):
-                return {"input_features": self.randn(2, bins, 2 * longest)}
-            return {"input_features": self.randn(2, FRAMES, bins or 80)}
-        if "input_values" not in wanted:
-            return {}
-        frames = first_field(self.config, "max_length") if bins else None
-        return {"input_values": self.randn(2, frames, bins) if frames else self.randn(2, SAMPLES)}
-
-    def randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator)
-
-
-def _token_types(examples: Examples, inputs: Inputs) -> Tensor | None:
-    """1 for placeholders of images in the text, else 0."""
-    token = first_field(examples.config, *IMAGE_TOKENS)
-    return (inputs["input_ids"] == token).long() if "input_ids" in inputs and token is not None else None
-
-
-def _sizes(examples: Examples, inputs: Inputs) -> Tensor | None:
-    return torch.tensor([inputs["pixel_values"].shape[-2:]] * 2) if "pixel_values" in inputs else None
-
-
-def _feature_mask(examples: Examples, inputs: Inputs) -> Tensor | None:
-    if "input_features" not in inputs:
-        return None
-    return torch.ones(2, max(inputs["input_features"].shape[1:]), dtype=torch.long)
-
-
-# functions that make an additional input from the inputs so far, or None if it does not apply
-Companion = Callable[[Examples, Inputs], Tensor | None]
-COMPANIONS: dict[str, Companion] = {
-    "mm_token_type_ids": _token_types,
-    "image_sizes": _sizes,
-    "input_features_mask": _feature_mask,
-    "feature_attention_mask": _feature_mask,
-}
-
-
-def first_field(config: PretrainedConfig, *names: str) -> Any:
-    """The value of the first of these fields in a config, else in one of its parts; None if there is none."""
-    for part in (config, *_parts(config)):
-        for name in names:
-            if getattr(part, name, None) is not None:
-                return getattr(part, name)
-    return None
-
-
-def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    for value in vars(config).values():
-        if isinstance(value, PretrainedConfig):
-            yield value
-            yield from _parts(value)
-
-
-def special_tokens(config: PretrainedConfig) -> Iterator[int]:
-    for part in (config, *_parts(config)):
-        for name, value in vars(part).items():
-            if "token" in name and name.endswith(("_id", "_index", "_ids")):
-                yield from (value if isinstance(value, list | tuple) else [value])
-
-
-def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
-    size = first_field(vision, "image_size", "img_size", "input_size")
-    size = (size["height"], size["width"]) if isinstance(size, dict) else size
-    return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2
 
 
 def vocabulary_of(model: PreTrainedModel) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import example_inputs
+from hf_bidir.checkpoints.examples import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.checkpoints.linear_maps import linear_maps
 from hf_bidir.checkpoints.module_hooks import hooked

@@ -1,12 +1,15 @@
-"""Reads the config, the model and the processors of a checkpoint, signed or stock."""
+"""Opens a checkpoint, signed or stock: what its files say is read once, its weights when they are asked for."""
 
+import copy
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -21,7 +24,10 @@ from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
-from hf_bidir.checkpoints.kinds import check_vocabulary, few, vocabulary_of
+from hf_bidir.checkpoints.kinds import Kind, check_vocabulary, few, kind_of, vocabulary_of
+from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
+from hf_bidir.checkpoints.signing import signed
+from hf_bidir.checkpoints.timm_vit import is_timm, read_timm, vit_from_timm
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.common.model_types import is_signed, stock_type
@@ -37,35 +43,239 @@ LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
 
 
-def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
-    """The config of a checkpoint, stock or bidir; of an adapter, that of its base with the adapter's head and labels.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, as `open_checkpoint` reads it.
+
+    Attributes:
+        source: the folder, the Hub name, or "timm:NAME".
+        config: of the model, stock or signed; of an adapter, that of its base with the adapter's head and labels.
+        revision: on the Hub.
+        adapter: the adapter, if it is one.
+        base: the base model of the adapter.
+        sentences: the other modules, if it is a folder of sentence-transformers.
+        vit: the stock model and the image processor that a timm model became.
+    """
+
+    source: str | Path
+    config: PretrainedConfig
+    revision: str | None = None
+    adapter: Adapter | None = None
+    base: "Checkpoint | None" = None
+    sentences: SentenceFolder | None = None
+    vit: tuple[PreTrainedModel, Any] | None = None
+
+    @property
+    def transformer(self) -> str | Path:
+        """The folder or Hub name of the transformer, which in a folder of sentence-transformers may be a subfolder."""
+        return self.sentences.transformer if self.sentences else self.source
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether its model type is a signed one."""
+        return is_signed(type(self.config).model_type)
+
+    @property
+    def head(self) -> type[PreTrainedModel]:
+        """The class that it was saved with, by default that of the model without a head; ValueError if unknown."""
+        named = self.config.architectures
+        if self.is_signed:
+            name = (named or ["checkpoint without a class"])[0]
+            try:
+                return bidir_class(name)
+            except AttributeError as error:
+                raise ValueError(f"{self.source} is a {name}: {error}") from error
+        name = (named or [*stock_heads(self.config.model_type).values(), "model without a class"])[0]
+        if not hasattr(transformers, name):
+            raise ValueError(
+                f"{self.source} is a {name}, which transformers {transformers.__version__} does not have."
+                f"{did_you_mean(name, dir(transformers))}"
+            )
+        return getattr(transformers, name)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its class, by name; a class that its config does not name has no head."""
+        return kind_of((self.config.architectures or ["none"])[0])
+
+    def check_full_precision(self, what: str) -> None:
+        """As the function `check_full_precision`."""
+        check_full_precision(self.config, self.source, what)
+
+    def model(self, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
+        """The model with its weights, as the class that it was saved with, in evaluation mode; an adapter is merged.
+
+        Raises:
+            FileNotFoundError: there are no weights.
+            ValueError: an unknown head, or weights that are missing or unreadable.
+        """
+        if self.adapter:
+            return merged(self.adapted(dtype, **options))
+        return self._loaded(self.head, dtype, options)
+
+    def signed_model(
+        self, dtype: torch.dtype | str = "auto", *, negative_mass: Any = 0.0, **attention: Any
+    ) -> PreTrainedModel:
+        """The model, if it is signed; else the softmax model, signed, which at the default λ = 0 has the same outputs.
+
+        Args:
+            dtype: of its weights.
+            negative_mass, attention: for a softmax model, as in `signed`.
+
+        Raises:
+            FileNotFoundError: as in `model`.
+            ValueError: as in `model` and `signed`; where weights would be downloaded, the latter comes first.
+        """
+        if self.is_signed:
+            return self.model(dtype)
+        head = (self.sentences and self.sentences.head(self.config)) or self.head
+        attention["negative_mass"] = negative_mass
+        if not self.vit and not any(Path(self.transformer).glob("*.safetensors")):
+            with torch.device("meta"):
+                signed(head(copy.deepcopy(self.config)), **attention)
+        return signed(self._loaded(head, dtype, {}), **attention)
+
+    def adapted(self, dtype: torch.dtype | str = "auto", **options: Any) -> "PeftModel":
+        """The adapter on its base model, not merged, in evaluation mode.
+
+        Raises:
+            FileNotFoundError: there are no weights.
+            ValueError: the base is not that of the training run, or not a complete one in full precision.
+        """
+        adapter, base = self.adapter, self.base
+        if adapter is None or base is None:
+            raise ValueError(f"{self.source} is not an adapter: it has a config.json of its own.")
+        if "quantization_config" in options:
+            raise ValueError(
+                f"{self.source} is an adapter, and can be quantised only when merged: hf-bidir merge {self.source} OUT."
+            )
+        base.check_full_precision("the base of an adapter")
+        adapter.check_base(base.source, base.config, base.revision)
+        options |= {"config": self.config, "dtype": dtype, "revision": base.revision, "ignore_mismatched_sizes": True}
+        try:
+            model, report = with_report(self.head, base.source, **options)
+        except (SafetensorError, RuntimeError) as error:
+            name = self.head.__name__
+            raise ValueError(
+                f"the base model {base.source} of the adapter {self.source} is no {name}: {error}"
+            ) from error
+        unfit = (*report["missing_keys"], *report["mismatched_keys"])
+        keys = {key if isinstance(key, str) else key[0] for key in unfit}  # or (key, shape, shape)
+        if lacking := sorted(key for key in keys if not adapter.contains(key)):
+            raise ValueError(
+                f"{base.source} is incomplete: neither it nor the adapter {self.source} has the weights {lacking}."
+            )
+        if adapter.generation:
+            model.generation_config.update(**adapter.generation)
+        return adapter.on(model).eval()
+
+    def processors(self, model: PreTrainedModel) -> list:
+        """The tokenizer, image processor, feature extractor and combined processor, if any.
+
+        Raises:
+            ValueError: a tokenizer has tokens without an embedding in the model.
+        """
+        if self.vit:
+            return [self.vit[1]]
+        found: dict[type, Any] = {}
+        for auto in PROCESSORS:
+            try:
+                processor = auto.from_pretrained(self.transformer, config=self.config)
+            # each Auto class raises a different error
+            except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+                logger.info("%s has nothing for %s", self.transformer, auto.__name__)
+            else:
+                found.setdefault(type(processor), processor)
+        for processor in found.values():
+            check_vocabulary(processor, vocabulary_of(model), self.transformer)
+        return list(found.values())
+
+    def _loaded(
+        self, head: type[PreTrainedModel], dtype: torch.dtype | str, options: dict[str, Any]
+    ) -> PreTrainedModel:
+        if self.vit:
+            return self.vit[0]
+        if self.sentences:
+            self.sentences.fetch_weights()
+        if isinstance(self.config, head.config_class):  # not where a checkpoint of two parts is read as one of them
+            options = {"config": self.config} | options
+        return complete_model(head, self.transformer, dtype, **options)
+
+
+def open_checkpoint(
+    source: str | Path | nn.Module,
+    *,
+    weights: str | Path | None = None,
+    base: str | Path | None = None,
+    revision: str | None = None,
+) -> Checkpoint:
+    """Open a checkpoint, signed or stock, an adapter, a folder of sentence-transformers, or a timm ViT.
+
+    Args:
+        source: a folder, a name on the Hub, "timm:NAME", or an instantiated timm VisionTransformer.
+        weights: for "timm:NAME", a file of weights.
+        base: for an adapter, the folder or Hub name of its base, if that is not where the adapter says.
+        revision: on the Hub.
 
     Raises:
         FileNotFoundError: the checkpoint, or the base of an adapter, does not exist.
-        ValueError: an unknown model type, a newer version's attention fields, or an adapter whose base is not signed.
+        ValueError: an unknown model type, a newer version's attention fields, an adapter whose base is not signed, or
+            a timm model that is no plain ViT.
     """
+    if is_timm(source):
+        vit = vit_from_timm(source if isinstance(source, nn.Module) else read_timm(str(source), weights))
+        return Checkpoint(str(source), vit[0].config, vit=vit)
+    if weights is not None:
+        raise ValueError(f"weights={weights} is for timm models only; {source} has its own.")
+    sentences = sentence_folder(source)
+    folder = sentences.transformer if sentences else source
+    adapter = read_adapter(folder)
+    if adapter is None:
+        return Checkpoint(source, _own_config(folder, revision), revision, sentences=sentences)
+    base_model = _open_base(adapter, base)
+    config = adapter.model_config(base_model.config)
+    return Checkpoint(source, config, revision, adapter, base_model, sentences)
+
+
+def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
+    """The config of a checkpoint alone, as `open_checkpoint` reads it; the errors are the same."""
+    adapter = read_adapter(source)
+    return adapter.model_config(_open_base(adapter, None).config) if adapter else _own_config(source, revision)
+
+
+def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
+    revision = adapter.revision if base is None else None
+    base = adapter.base if base is None else base
+    if read_adapter(base):
+        raise ValueError(
+            f"the base model of the adapter {adapter.source}, {base}, is an adapter itself; merge it first."
+        )
+    return Checkpoint(base, _own_config(base, revision), revision)
+
+
+def _own_config(source: str | Path, revision: str | None) -> PretrainedConfig:
+    """The config in config.json."""
     path = Path(source)
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
         raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
     if path.is_file():
         raise ValueError(f"expected a checkpoint folder, got the file {source}; {_instead_of_file(path)}.")
-    if adapter := read_adapter(source):
-        return adapter.model_config(_base_config(adapter, adapter.base, adapter.revision))
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     try:
-        model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
-        stock = stock_type(str(model_type))
-        if model_type not in CONFIG_MAPPING:
-            raise ValueError(
-                f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
-                f"know.{did_you_mean(stock, list(CONFIG_MAPPING_NAMES))}"
-            )
-        return AutoConfig.from_pretrained(source, revision=revision)
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
             f"{source} is not a checkpoint folder, and cannot be read from the Hub: {reason}"
+        ) from error
+    except ValueError as error:
+        model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
+        if model_type in CONFIG_MAPPING:
+            raise
+        raise ValueError(
+            f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
+            f"know.{did_you_mean(stock_type(str(model_type)), list(CONFIG_MAPPING_NAMES))}"
         ) from error
 
 
@@ -75,42 +285,6 @@ def _instead_of_file(path: Path) -> str:
         load = f'AutoModelForCausalLM.from_pretrained("{path.parent}", gguf_file="{path.name}")'
         return f"in Python, save what {load} and AutoTokenizer likewise read to a folder, and name that"
     return f"name its folder, {path.parent}"
-
-
-def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
-    """Load a checkpoint, signed or stock, as the class that it was saved with, in evaluation mode.
-
-    Raises:
-        FileNotFoundError: no such checkpoint.
-        ValueError: an unknown head, or weights that are missing or unreadable.
-    """
-    config = read_config(source)
-    if is_signed(type(config).model_type):
-        return read_bidir(source, dtype, **options)
-    return complete_model(stock_head(config, source), source, dtype, **options)
-
-
-def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
-    """`read_model` for a signed checkpoint; an adapter is merged."""
-    if adapter := read_adapter(source):
-        return merged(read_adapted(adapter, dtype, **options))
-    name = (read_config(source).architectures or ["checkpoint without a class"])[0]
-    try:
-        return complete_model(bidir_class(name), source, dtype, **options)
-    except AttributeError as error:
-        raise ValueError(f"{source} is a {name}: {error}") from error
-
-
-def stock_head(config: PretrainedConfig, source: str | Path) -> type[PreTrainedModel]:
-    """The transformers class that a checkpoint was saved with, or the base model if its config names none."""
-    name = (config.architectures or [*stock_heads(config.model_type).values(), "model without a class"])[0]
-    head = getattr(transformers, name, None)
-    if head is None:
-        raise ValueError(
-            f"{source} is a {name}, which transformers {transformers.__version__} does not have."
-            f"{did_you_mean(name, dir(transformers))}"
-        )
-    return head
 
 
 def complete_model(
@@ -165,58 +339,6 @@ def _check_weights(folder: Path) -> None:
         raise FileNotFoundError(f"{folder} has no weights (*.safetensors).{card}")
 
 
-def read_adapted(
-    adapter: Adapter, dtype: torch.dtype | str = "auto", base: str | Path | None = None, **options: Any
-) -> "PeftModel":
-    """Load an adapter on its base model, not merged, in evaluation mode; `base` is the folder or Hub name of the base
-    if it is no longer where the adapter says.
-
-    Raises:
-        FileNotFoundError: there is no such base model.
-        ValueError: the base is not that of the training run, or not a complete signed one in full precision.
-    """
-    if "quantization_config" in options:
-        raise ValueError(
-            f"{adapter.source} is an adapter, and can be quantised only when merged: hf-bidir merge {adapter.source} "
-            "OUT."
-        )
-    revision = adapter.revision if base is None else None
-    base = adapter.base if base is None else base
-    config = _base_config(adapter, base, revision)
-    check_full_precision(config, base, "the base of an adapter")
-    adapter.check_base(base, config, revision)
-    config = adapter.model_config(config)
-    options |= {"config": config, "dtype": dtype, "revision": revision, "ignore_mismatched_sizes": True}
-    model = _base_model(adapter, base, options)
-    if adapter.generation:
-        model.generation_config.update(**adapter.generation)
-    return adapter.on(model).eval()
-
-
-def _base_config(adapter: Adapter, base: str | Path, revision: str | None) -> PretrainedConfig:
-    if read_adapter(base):
-        raise ValueError(
-            f"the base model of the adapter {adapter.source}, {base}, is an adapter itself; merge it first."
-        )
-    return read_config(base, revision)
-
-
-def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> PreTrainedModel:
-    """The base model under the adapter's head; ValueError if weights are missing that the adapter does not have."""
-    name = options["config"].architectures[0]
-    try:
-        head: Any = bidir_class(name)
-        model, report = with_report(head, base, **options)
-    except (AttributeError, SafetensorError, RuntimeError) as error:
-        raise ValueError(f"the base model {base} of the adapter {adapter.source} is no {name}: {error}") from error
-    keys = {key if isinstance(key, str) else key[0] for key in (*report["missing_keys"], *report["mismatched_keys"])}
-    if lacking := sorted(key for key in keys if not adapter.contains(key)):
-        raise ValueError(
-            f"{base} is incomplete: neither it nor the adapter {adapter.source} has the weights {lacking}."
-        )
-    return model
-
-
 def merged(adapted: "PeftModel") -> PreTrainedModel:
     """A model of its own class with the adapter's weights added to those of its base, which is changed."""
     return adapted.merge_and_unload().eval()
@@ -229,22 +351,6 @@ def check_full_precision(config: PretrainedConfig, source: str | Path, what: str
             f"{source} has quantised weights, which cannot be {what}; use the checkpoint that it was made from, and "
             "quantise last."
         )
-
-
-def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
-    """The tokenizer, image processor, feature extractor and combined processor of a model's checkpoint, if any."""
-    found: dict[type, Any] = {}
-    for auto in PROCESSORS:
-        try:
-            processor = auto.from_pretrained(source)
-        # each Auto class raises a different error
-        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-            logger.info("%s has nothing for %s", source, auto.__name__)
-        else:
-            found.setdefault(type(processor), processor)
-    for processor in found.values():
-        check_vocabulary(processor, vocabulary_of(model), source)
-    return list(found.values())
 
 
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:

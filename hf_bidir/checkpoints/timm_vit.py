@@ -9,6 +9,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
 
+from hf_bidir.checkpoints.examples import example_inputs, largest_difference, outputs_of, rounding_tolerance
+from hf_bidir.checkpoints.module_hooks import evaluation_mode
 from hf_bidir.common.extras import extra
 
 TIMM_PREFIX = "timm:"
@@ -32,6 +34,11 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
         raise ValueError(f"timm cannot build {name} with {weights or 'its published weights'}: {reason}") from error
 
 
+def is_timm(source: str | Path | nn.Module) -> bool:
+    """Whether a checkpoint is named "timm:NAME", or is a model in memory."""
+    return isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX)
+
+
 def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """The same network as a stock transformers ViT, and its preprocessing; ValueError names parts that a ViT lacks.
 
@@ -53,18 +60,22 @@ def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]
     )
     vit = ViTForImageClassification(config) if classes else ViTModel(config, add_pooling_layer=False)
     vit.load_state_dict(_renamed(model.state_dict(), vit))
-    return vit.eval(), _image_processor(model)
+    _check_equal(vit.eval(), model)
+    return vit, _image_processor(model)
 
 
 @torch.inference_mode()
-def timm_outputs(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The logits `[batch, classes]` of a timm model in evaluation, or without a classifier its hidden states."""
-    training = model.training
-    try:
-        model.eval()
-        return [(model if model.num_classes else model.forward_features)(inputs["pixel_values"])]
-    finally:
-        model.train(training)
+def _check_equal(vit: PreTrainedModel, model: nn.Module) -> None:
+    """Raise ValueError if the logits, or without a classifier the hidden states, of random images differ."""
+    inputs = example_inputs(vit)
+    with evaluation_mode(model):
+        expected = (model if model.num_classes else model.forward_features)(inputs["pixel_values"])
+    difference = largest_difference([expected], outputs_of(vit, inputs), inputs)
+    if not difference <= (accepted := rounding_tolerance(vit.dtype)):
+        raise ValueError(
+            f"the converted model's outputs differ from the source's by {difference:.1e}, more than {accepted:.0e}; "
+            "nothing saved."
+        )
 
 
 def _check_architecture(model: nn.Module) -> None:

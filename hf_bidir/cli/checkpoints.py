@@ -68,10 +68,9 @@ def convert(
     """Convert a checkpoint to signed attention, or back.
 
     Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
-    copy computes the same outputs as the source, which is checked on random input before anything is saved. With λ > 0
-    the outputs differ and the difference is printed. With --heal the copy is then trained to match the hidden states of
-    the source, or its next tokens, keeps its negative coefficients in use, and gets a model card; an interrupted run
-    continues. training/distill.py has all options of healing.
+    copy computes the same outputs as the source; with λ > 0 the outputs differ. With --heal the copy is then trained to
+    match the hidden states of the source, or its next tokens, keeps its negative coefficients in use, and gets a model
+    card; an interrupted run continues. training/distill.py has all options of healing.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.export import Dim
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.convert import free_folder, largest_difference, output_tensors, write_checkpoint
-from hf_bidir.checkpoints.kinds import example_inputs
-from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
-from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
+from hf_bidir.checkpoints.examples import example_inputs, largest_difference, output_tensors
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.checkpoints.signing import stock_config
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.extras import extra
@@ -75,14 +74,15 @@ def export_checkpoint(
     """
     output_dir = free_folder(output_dir, overwrite, source)
     _check_format(format, opset)
-    if sentence_folder(source):
+    checkpoint = open_checkpoint(source)
+    if checkpoint.sentences:
         raise ValueError(
             f"{source} is a folder of sentence-transformers, whose pooling the graph would lose; export its "
             "transformer from a folder of its own."
         )
-    check_full_precision(read_config(source), source, "exported")
-    model = read_model(source, torch.float32)
-    processors = checkpoint_processors(source, model)
+    checkpoint.check_full_precision("exported")
+    model = checkpoint.model(torch.float32)
+    processors = checkpoint.processors(model)
     inputs = _traced_inputs(model, processors)
     if any(len(tensor) != 2 for tensor in inputs.values()):  # an axis of size 1 would be fixed
         raise ValueError(f"{type(model).__name__} cannot be exported: it accepts one example at a time.")

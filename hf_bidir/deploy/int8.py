@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import yaml
-from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
-from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, documents, read_config, read_model
-from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.checkpoints.reading import documents, open_checkpoint
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
@@ -40,16 +38,14 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
         FileNotFoundError: no such checkpoint.
         FileExistsError: `output_dir` is not empty, or holds the source.
     """
-    output_dir, sentences = free_folder(output_dir, overwrite, source), sentence_folder(source)
-    transformer = sentences.transformer if sentences else source
-    check_full_precision(read_config(transformer), source, "quantised again")
-    if sentences:
-        sentences.fetch_weights()
-    model = read_int8(transformer)
+    output_dir = free_folder(output_dir, overwrite, source)
+    checkpoint = open_checkpoint(source)
+    checkpoint.check_full_precision("quantised again")
+    model = checkpoint.model(quantization_config=TorchAoConfig(Int8DynamicActivationInt8WeightConfig()))
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no nn.Linear layer that torchao quantises (GPT-2 has Conv1D).")
     copies = {CARD: header} if (header := _header(source)) else {}
-    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences, copies)
+    return write_checkpoint(output_dir, [model, *checkpoint.processors(model)], checkpoint.sentences, copies)
 
 
 def _header(source: str | Path) -> bytes:
@@ -63,10 +59,3 @@ def _header(source: str | Path) -> bytes:
     fields = {"base_model": base, "base_model_relation": base and "quantized", "license": data.get("license")}
     known = {name: value for name, value in fields.items() if value}
     return f"---\n{yaml.safe_dump(known)}---\n".encode() if known else b""
-
-
-def read_int8(source: str | Path) -> PreTrainedModel:
-    """A checkpoint, in full precision or saved in int8, as a model with int8 weights in evaluation mode."""
-    saved = getattr(read_config(source), "quantization_config", None) is not None
-    options = {} if saved else {"quantization_config": TorchAoConfig(Int8DynamicActivationInt8WeightConfig())}
-    return read_model(source, **options)

@@ -28,23 +28,14 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.kinds import kind_of, predicts_values
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
-from hf_bidir.checkpoints.reading import (
-    LICENCES,
-    check_full_precision,
-    checkpoint_processors,
-    documents,
-    read_bidir,
-    read_config,
-)
+from hf_bidir.checkpoints.reading import LICENCES, documents, open_checkpoint
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
-from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, ScheduleArguments, option
 from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import ImageCollator
@@ -581,11 +572,11 @@ def _shape(model: PreTrainedModel) -> dict[str, Any]:
 def _signed(source: str) -> tuple[PreTrainedModel, list]:
     """The checkpoint as a signed model in fp32, converted if need be, and its tokenizer or image processor."""
     with as_input_error("", ValueError, OSError, ImportError):
-        if source.startswith(TIMM_PREFIX) or not is_signed(type(read_config(source)).model_type):
-            model, processors, _ = signed_model(source, dtype=torch.float32)
-            if model.can_generate():  # healing did not recover it from TanhMax: research/healing/README.md
-                model.config.attn_activation = "balanced"
-            return model, processors
-        check_full_precision(read_config(source), source, "trained")
-        model = read_bidir(source, dtype=torch.float32)
-        return model, checkpoint_processors(source, model)
+        checkpoint = open_checkpoint(source)
+        checkpoint.check_full_precision("trained" if checkpoint.is_signed else "converted")
+        model = checkpoint.signed_model(torch.float32)
+        if not checkpoint.is_signed and model.can_generate():
+            model.config.attn_activation = (
+                "balanced"  # healing did not recover it from TanhMax: research/healing/README.md
+            )
+        return model, checkpoint.processors(model)

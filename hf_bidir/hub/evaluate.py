@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from datasets import ClassLabel, Dataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -21,7 +20,7 @@ from transformers import (
 
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
-from hf_bidir.checkpoints.reading import read_bidir, read_config
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line, shared_names
 from hf_bidir.common.files import RECORD, read_json, write_json
@@ -198,18 +197,14 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def _load(folder: Path) -> PreTrainedModel:
-    config = read_config(folder)
-    architecture = (config.architectures or ["none"])[0]
-    kind = kind_of(architecture)
-    if kind.task not in EVALUATED:
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.kind.task not in EVALUATED:
         endings = ", ".join(kind.ending for kind in KINDS if kind.task in EVALUATED)
         raise ValueError(
-            f"{folder} is a {architecture}; only classifiers and causal language models are evaluated ({endings})."
+            f"{folder} is a {(checkpoint.config.architectures or ['none'])[0]}; only classifiers and causal language "
+            f"models are evaluated ({endings})."
         )
-    if is_signed(type(config).model_type):
-        model = read_bidir(folder, torch.float32)
-    else:
-        model = getattr(transformers, kind.auto).from_pretrained(folder, dtype=torch.float32).eval()
+    model = checkpoint.model(torch.float32)
     model.is_quantized = False  # the Trainer refuses to train 8-bit weights, and so even to evaluate them
     return model
 

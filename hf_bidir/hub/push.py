@@ -24,9 +24,8 @@ from huggingface_hub.errors import (
 from transformers import AutoConfig
 
 from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, read_adapter
-from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
-from hf_bidir.checkpoints.kinds import example_inputs
-from hf_bidir.checkpoints.reading import read_adapted, read_bidir
+from hf_bidir.checkpoints.examples import example_inputs, rounding_tolerance
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
@@ -226,7 +225,7 @@ def _add_code(target: Path) -> None:
     for name in before:
         (target / name).unlink()
     if config.get("auto_map") != AutoConfig.from_pretrained(target).auto_map:  # the config of an earlier version
-        read_bidir(target).save_pretrained(target)
+        open_checkpoint(target).model().save_pretrained(target)
     write_code(target)
     for name, code in before.items():
         if not (target / name).is_file() or (target / name).read_bytes() != code:
@@ -274,9 +273,9 @@ def _check_contents(staged: Staged) -> None:
 
 def _check_alone(staged: Staged) -> None:
     """Load the staged folder in a clean process, and compare its outputs with those of the model here."""
-    adapter = read_adapter(staged.folder)
+    checkpoint = open_checkpoint(staged.folder)
     # not merged, as the clean process computes it: merging rounds
-    model = read_adapted(adapter).get_base_model() if adapter else read_bidir(staged.folder)
+    model = checkpoint.adapted().get_base_model() if checkpoint.adapter else checkpoint.model()
     name = type(model).__name__
     auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
     inputs = example_inputs(model)
@@ -288,8 +287,7 @@ def _check_alone(staged: Staged) -> None:
         raise ValueError(f"nothing was uploaded: {error}") from error
     for name, value in here.items():
         difference = (value - there[name]).abs().max().item()
-        tolerance = max(TOLERANCE, TOLERATED_STEPS * torch.finfo(value.dtype).eps)
-        if not difference <= tolerance * max(1.0, value.abs().max().item()):
+        if not difference <= rounding_tolerance(value.dtype) * max(1.0, value.abs().max().item()):
             raise ValueError(
                 f"in a clean process the checkpoint computes other outputs ({name} differs by {difference:.1e}); "
                 "nothing was uploaded."

@@ -42,7 +42,7 @@ from hf_bidir.checkpoints.layer_hooks import (
     signed_parts,
     without_negatives,
 )
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.explain import token_scores
 from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_split
@@ -68,7 +68,7 @@ def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
 
     For a language model, they are those of the next token. Accuracies and shares are in [0, 1].
     """
-    model = read_bidir(folder, torch.float32)
+    model = open_checkpoint(folder).model(torch.float32)
     batches = list(batches_of(folder, rows, max_length))
     inputs = [{name: x for name, x in batch.items() if name != "labels"} for batch in batches[::4]]
     varying = negative_variance_share(model, inputs)

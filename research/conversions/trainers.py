@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_bidir import register_attn_activation, tanhmax
 from hf_bidir.checkpoints.centring import centre_attention
-from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.heal import DistillationTrainer
 from hf_bidir.finetune.trainer import SignedTrainer
@@ -25,7 +25,9 @@ EXAMPLES, BATCH = 256, 32
 def chosen_heads(activation: str, share: float, texts: Path, source: str, folder: Path) -> Path:
     """Save a centred student in which the `share` of heads that moves the outputs least has λ = 1, the others 0."""
     if not (folder / "config.json").is_file():
-        model, (tokenizer, *_), _ = signed_model(source, attn_activation=activation, dtype=torch.float32)
+        checkpoint = open_checkpoint(source)
+        model = checkpoint.signed_model(torch.float32, attn_activation=activation)
+        tokenizer, *_ = checkpoint.processors(model)
         batches = batches_of(tokenizer, texts)
         centre_attention(model, batches)
         errors = head_errors(model, batches[:4])

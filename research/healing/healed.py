@@ -20,7 +20,7 @@ from benchmarks.real_weights import CACHE, load
 from benchmarks.runs import listing
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import open_checkpoint
 from research.healing.trials import TEXTS, blocks_of, perplexities
 from research.language_models.run import looked_into, quantised
 
@@ -51,7 +51,7 @@ def main() -> None:
     healed = {folder.name: folder for folder in options.healed}
 
     def run(model: str) -> tuple[dict[str, Any], list[Path]]:
-        opened = teacher if model in softmax else read_bidir(healed[model], torch.float32).eval()
+        opened = teacher if model in softmax else open_checkpoint(healed[model]).model(torch.float32)
         temperature = softmax.get(model, 1.0)
         if temperature != 1:
             return perplexities(opened, blocks, temperature), [*files.values()]

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.runs import where
 from benchmarks.seeds import interval
-from hf_bidir.checkpoints.kinds import example_inputs, longest_text
+from hf_bidir.checkpoints.examples import example_inputs
+from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.explain.record import reads_images

@@ -61,7 +61,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from benchmarks.real_weights import CACHE, load
 from hf_bidir import signed
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import open_checkpoint
 from research.healing.trials import TEXTS as LANGUAGE
 from research.healing.trials import blocks_of
 from research.runs import ROOT, command_line, run_grid
@@ -94,7 +94,7 @@ def main() -> None:
         """The softmax model and the signed one, and their tokenizer."""
         if pair in ("sst2", "encoder"):
             softmax, tokenizer = (
-                read_bidir(options.softmax, torch.float32),
+                open_checkpoint(options.softmax).model(torch.float32),
                 AutoTokenizer.from_pretrained(options.softmax),
             )
         else:
@@ -107,7 +107,7 @@ def main() -> None:
             "minilm": cards / "minilm-tanhmax",
             "smollm2": options.healed,
         }
-        models = {"softmax": softmax, "signed": read_bidir(folder[pair], torch.float32)}
+        models = {"softmax": softmax, "signed": open_checkpoint(folder[pair]).model(torch.float32)}
         return {name: model.eval().requires_grad_(False) for name, model in models.items()}, tokenizer
 
     def run(study: str, pair: str) -> tuple[list[dict[str, Any]], list[Path]]:

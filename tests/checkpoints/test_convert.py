@@ -21,8 +21,8 @@ from transformers import (
 import hf_bidir
 from hf_bidir import BidirBertConfig, convert_checkpoint
 from hf_bidir.checkpoints.convert import restore_softmax
-from hf_bidir.checkpoints.kinds import example_inputs
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.examples import example_inputs
+from hf_bidir.checkpoints.reading import open_checkpoint
 from tests.tiny_models import BART, SHAPE, TEXT
 from tests.tiny_models import IMAGES as PICTURES
 
@@ -114,7 +114,7 @@ def test_half_precision_stays_half_and_a_pooler_that_the_checkpoint_lacks_stays_
         after = load_file(folder / "model.safetensors")
         assert before.keys() == after.keys()
         assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
-    assert read_bidir(tmp_path / "signed").pooler is None
+    assert open_checkpoint(tmp_path / "signed").model().pooler is None
 
 
 def test_the_tokenizer_comes_along(tmp_path):
@@ -235,7 +235,7 @@ def test_partial_accepts_a_model_of_which_some_attention_stays_softmax(tmp_path)
     torch.manual_seed(0)
     SiglipVisionModel(SiglipVisionConfig(**IMAGES)).save_pretrained(tmp_path / "stock")
     converted = convert_checkpoint(tmp_path / "stock", tmp_path / "signed", negative_mass=1.0, partial=True)
-    assert read_bidir(converted).config.attn_partial is True
+    assert open_checkpoint(converted).model().config.attn_partial is True
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
@@ -279,4 +279,4 @@ def test_a_checkpoint_with_negative_mass_or_with_a_window_cannot_be_restored(tmp
 def test_one_negative_mass_per_layer_is_written(tmp_path):
     masses = [0.0, [0.1, 0.2, 0.3, 0.4]]
     convert_checkpoint(saved("RobertaForMaskedLM", tmp_path / "stock"), tmp_path / "signed", negative_mass=masses)
-    assert read_bidir(tmp_path / "signed").config.attn_negative_mass == masses
+    assert open_checkpoint(tmp_path / "signed").model().config.attn_negative_mass == masses

@@ -4,15 +4,22 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer, BertForQuestionAnswering, BertTokenizer
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.convert import signed_model
-from hf_bidir.checkpoints.reading import check_vocabulary, checkpoint_processors, read_model, with_report
+from hf_bidir.checkpoints.convert import convert_checkpoint
+from hf_bidir.checkpoints.kinds import check_vocabulary
+from hf_bidir.checkpoints.reading import open_checkpoint, with_report
 from hf_bidir.explain import explain, load_checkpoint, token_scores
 from hf_bidir.finetune.models import saved_tokenizer
-from tests.tiny_models import VOCABULARY, stock_model, word_tokenizer
+from tests.tiny_models import VOCABULARY, inputs_of, stock_model, word_tokenizer
 
+READ = [
+    lambda source: open_checkpoint(source).model(),
+    lambda source: open_checkpoint(source).signed_model(),
+    load_checkpoint,
+]
 TOLD = f"has tokens for which its model, with {VOCABULARY} embeddings, has none: newtok. They were added without"
 
 
@@ -32,10 +39,10 @@ def folder(tmp_path):
 
 
 def test_tokens_that_were_added_without_embeddings_are_named_when_a_checkpoint_is_read(folder):
-    model = read_model(folder)
+    model = open_checkpoint(folder).model()
     for reading in (
-        lambda: checkpoint_processors(folder, model),  # for exports, 8-bit weights and healing
-        lambda: signed_model(folder),  # for conversions
+        lambda: open_checkpoint(folder).processors(model),  # for exports, 8-bit weights and healing
+        lambda: convert_checkpoint(folder, f"{folder}-signed"),
         lambda: load_checkpoint(folder),  # for explanations
         lambda: saved_tokenizer(folder, model.config),  # for training
     ):
@@ -44,7 +51,7 @@ def test_tokens_that_were_added_without_embeddings_are_named_when_a_checkpoint_i
 
 
 def test_a_resized_model_is_read(folder):
-    model = read_model(folder)
+    model = open_checkpoint(folder).model()
     model.resize_token_embeddings(VOCABULARY + 1)
     model.save_pretrained(folder)
     assert len(load_checkpoint(folder)[1]) == VOCABULARY + 1
@@ -86,7 +93,7 @@ def test_weights_without_a_place_in_the_model_are_named_in_one_line(tmp_path, ca
     assert "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier" in line
 
 
-@pytest.mark.parametrize("read", [read_model, signed_model, load_checkpoint])
+@pytest.mark.parametrize("read", READ, ids=["as it is", "signed", "to explain"])
 @pytest.mark.parametrize(
     ("name", "told"), [("model.gguf", 'gguf_file="model.gguf"'), ("model.safetensors", "folder, ")]
 )
@@ -96,9 +103,23 @@ def test_a_file_in_place_of_a_folder_is_named_with_what_to_do(read, name, told, 
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("read", [read_model, signed_model, load_checkpoint])
+@pytest.mark.parametrize("read", READ, ids=["as it is", "signed", "to explain"])
 def test_a_folder_without_weights_is_named_with_where_to_look(folder, read):
     Path(folder, "model.safetensors").unlink()
     Path(folder, "README.md").write_text("---\nlicense: mit\n---\nTrain it by make.\n")
     with pytest.raises(FileNotFoundError, match=r"has no weights \(\*\.safetensors\)\. Its README\.md may say how"):
         read(folder)
+
+
+def test_a_checkpoint_is_opened_by_its_config_alone_and_its_weights_are_read_when_asked_for(folder):
+    checkpoint = open_checkpoint(folder)
+    Path(folder, "config.json").unlink()  # it has been read
+    assert not checkpoint.is_signed
+    assert checkpoint.kind.task == "text-classification"
+    assert checkpoint.model().config.hidden_size == checkpoint.config.hidden_size
+    assert type(checkpoint.signed_model()).__name__ == "BidirBertForSequenceClassification"
+
+
+def test_a_softmax_checkpoint_signed_in_memory_equals_it_to_the_bit(folder):
+    checkpoint, inputs = open_checkpoint(folder), inputs_of("bert")
+    assert torch.equal(checkpoint.signed_model()(**inputs).logits, checkpoint.model()(**inputs).logits)

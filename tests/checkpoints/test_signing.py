@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import hf_bidir
-from hf_bidir.checkpoints.kinds import example_inputs
+from hf_bidir.checkpoints.examples import example_inputs
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import SHAPE, TEXT, random_model, stock_model

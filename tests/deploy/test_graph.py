@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from transformers.exporters.base import ExportedModel
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.deploy import graph as graph_module
 from hf_bidir.deploy.graph import export_checkpoint
 from tests.tiny_models import inputs_of, stock_model, word_tokenizer
@@ -50,7 +50,9 @@ def test_onnxruntime_computes_the_logits_of_the_model_by_the_softmax_operator_of
     model, graph = exported(family)
     inputs = inputs_of(family)  # of other sizes than the traced ones
     keep = inputs["attention_mask"].bool() if family == "gpt2" else ...
-    torch.testing.assert_close(run(graph, inputs)[keep], read_model(model)(**inputs).logits[keep], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        run(graph, inputs)[keep], open_checkpoint(model).model()(**inputs).logits[keep], atol=1e-4, rtol=1e-4
+    )
     nodes = onnx.load(graph / "model.onnx", load_external_data=False).graph.node
     operators = [node.op_type for node in nodes]
     assert (operators.count("Softmax"), operators.count("Exp")) == (1, 0)  # of one layer
@@ -59,7 +61,7 @@ def test_onnxruntime_computes_the_logits_of_the_model_by_the_softmax_operator_of
 
 def test_repeated_calls_of_a_decoder_generate_its_text(exported):
     folder, graph = exported("gpt2")
-    model, ids = read_model(folder), inputs_of("gpt2")["input_ids"][:1, :5]
+    model, ids = open_checkpoint(folder).model(), inputs_of("gpt2")["input_ids"][:1, :5]
     expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
     for _ in range(6):
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -73,7 +75,7 @@ def test_a_program_of_torch_computes_the_logits_of_the_model(exported):
     folder, graph = exported("vit")
     program, inputs = torch.export.load(graph / "model.pt2"), inputs_of("vit")
     torch.testing.assert_close(
-        program.module()(**inputs).logits, read_model(folder)(**inputs).logits, atol=1e-4, rtol=0
+        program.module()(**inputs).logits, open_checkpoint(folder).model()(**inputs).logits, atol=1e-4, rtol=0
     )
 
 
@@ -109,7 +111,9 @@ def test_the_tokenizer_and_the_token_types_come_along(exported):
         ["a good", "film"], ["bad", "this example is"], padding=True, return_tensors="pt"
     )
     assert inputs["token_type_ids"].any()
-    torch.testing.assert_close(run(graph, inputs), read_model(model)(**inputs).logits.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        run(graph, inputs), open_checkpoint(model).model()(**inputs).logits.detach(), atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 import hf_bidir
 from hf_bidir import convert_checkpoint, signed
 from hf_bidir.checkpoints.convert import restore_softmax
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain import explain
@@ -34,7 +34,9 @@ def folders(tmp_path_factory):
 def test_every_linear_layer_is_saved_in_8_bits(folders):
     with safe_open(folders[1] / "model.safetensors", "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
-    linear = [name for name, layer in read_model(folders[0]).named_modules() if isinstance(layer, nn.Linear)]
+    linear = [
+        name for name, layer in open_checkpoint(folders[0]).model().named_modules() if isinstance(layer, nn.Linear)
+    ]
     assert all("I8" in {kind for key, kind in kinds.items() if key.startswith(name)} for name in linear)
     assert not [name for name, kind in kinds.items() if "embeddings" in name and kind != "F32"]
 
@@ -43,7 +45,7 @@ def test_a_saved_copy_computes_nearly_what_the_model_computes_however_it_is_load
     by_auto_class = AutoModelForSequenceClassification.from_pretrained(folders[1])
     assert isinstance(by_auto_class, hf_bidir.BidirBertForSequenceClassification)
     with torch.no_grad():
-        models = (*(read_model(folder) for folder in folders), by_auto_class)
+        models = (*(open_checkpoint(folder).model() for folder in folders), by_auto_class)
         expected, got, loaded = (model(**inputs_of("bert")).logits for model in models)
     assert not torch.equal(got, expected)
     assert (got - expected).abs().max() < 0.1 * expected.abs().max()

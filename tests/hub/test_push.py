@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.finetune.record import size
 from hf_bidir.hub import push, push_checkpoint
 from hf_bidir.hub.push import MODELING, code_files, stage
@@ -139,7 +139,7 @@ def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(published,
     assert b"base_model: alice/tiny" in files["README.md"]
     label, probability = stranger[1][-1].split()
     inputs = AutoTokenizer.from_pretrained(adapter)("your text", return_tensors="pt")
-    expected = read_model(adapter)(**inputs).logits.softmax(-1).max().item()
+    expected = open_checkpoint(adapter).model()(**inputs).logits.softmax(-1).max().item()
     assert label in ("good", "bad", "new")
     assert float(probability) == pytest.approx(expected, abs=1e-4)
 
@@ -344,7 +344,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 
 def test_a_checkpoint_that_computes_something_else_alone_is_refused(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        push, "isolated_forward", lambda _, __, inputs: {"logits": read_model(folder)(**inputs).logits + 1}
+        push, "isolated_forward", lambda _, __, inputs: {"logits": open_checkpoint(folder).model()(**inputs).logits + 1}
     )
     with pytest.raises(ValueError, match=r"in a clean process the checkpoint computes other outputs \(logits differs"):
         stage(folder, tmp_path / "staged")

@@ -20,10 +20,9 @@ from transformers import (
 from typer.testing import CliRunner
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.adapters import required_adapter
 from hf_bidir.checkpoints.convert import merge_adapter, restore_softmax
-from hf_bidir.checkpoints.kinds import example_inputs
-from hf_bidir.checkpoints.reading import read_adapted, read_model
+from hf_bidir.checkpoints.examples import example_inputs
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
@@ -125,7 +124,7 @@ def test_any_classifier_is_read_as_it_was_trained(family, texts, tmp_path, kept)
     start = signed_checkpoint(AutoModel, family, tmp_path / "base", **fields)
     script = image_classification if images else text_classification
     script.main([*data, *BRIEF, *start, "--output_dir", str(tmp_path / "run")])
-    trained, read = kept[-1].eval(), read_model(tmp_path / "run")
+    trained, read = kept[-1].eval(), open_checkpoint(tmp_path / "run").model()
     inputs = example_inputs(read)
     if not images:  # padded
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
@@ -178,17 +177,17 @@ def test_an_encoder_decoder_writes_what_it_wrote_in_training(tmp_path, monkeypat
     seq2seq.main([*words, "--train_file", str(tmp_path / "pairs.csv"), "--output_dir", str(tmp_path / "run")])
     ids = AutoTokenizer.from_pretrained(tmp_path / "run")(["film: good film"], return_tensors="pt")["input_ids"]
     written = kept[-1].eval().generate(input_ids=ids).tolist()
-    assert read_model(tmp_path / "run").generate(input_ids=ids).tolist() == written
+    assert open_checkpoint(tmp_path / "run").model().generate(input_ids=ids).tolist() == written
     assert shown(tmp_path / "run", monkeypatch)["model"].generate(input_ids=ids).tolist() == written
 
 
 def test_a_merged_adapter_is_a_checkpoint_with_the_same_outputs(trained, tmp_path):
     folder, _ = trained
-    separate = read_adapted(required_adapter(folder)).get_base_model()
+    separate = open_checkpoint(folder).adapted().get_base_model()
     told = CliRunner().invoke(app, ["merge", str(folder), str(tmp_path / "merged")])
     assert told.exit_code == 0, told.output
     shutil.rmtree(tmp_path / "base")
-    merged, inputs = read_model(tmp_path / "merged"), example_inputs(separate)
+    merged, inputs = open_checkpoint(tmp_path / "merged").model(), example_inputs(separate)
     assert type(merged).__name__ == "BidirBertForSequenceClassification"
     torch.testing.assert_close(merged(**inputs).logits, separate(**inputs).logits, atol=1e-4, rtol=1e-4)
     assert json.loads((tmp_path / "merged/previous_run.json").read_text())["recipe"]["lora_rank"] == 4
@@ -222,7 +221,7 @@ def test_masked_words_are_learnt_by_an_adapter_of_a_checkpoint_that_has_their_ou
     with pytest.raises(InputError, match=r"lacks 6 weights of BidirBertForMaskedLM, such as cls\.predictions"):
         masked_lm.main([*words, "--model_name_or_path", without])
     masked_lm.main([*words, "--model_name_or_path", base])
-    assert type(read_model(tmp_path / "run")).__name__ == "BidirBertForMaskedLM"
+    assert type(open_checkpoint(tmp_path / "run").model()).__name__ == "BidirBertForMaskedLM"
 
 
 def cut(file, at=999):
@@ -289,7 +288,7 @@ def test_a_base_that_has_moved_can_be_named(trained, tmp_path):
 
 def test_an_adapter_without_a_record_is_read_with_the_classes_of_its_base(trained):
     (trained[0] / "run.json").unlink()
-    assert read_model(trained[0]).config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert open_checkpoint(trained[0]).model().config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
 
 
 def test_an_adapter_is_neither_quantised_nor_restored_nor_trained_on(trained, texts, tmp_path):

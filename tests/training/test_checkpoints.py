@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.card_numbers import overall
@@ -140,7 +140,9 @@ def test_the_healed_encoder_is_published_in_half_precision_with_its_other_module
     model = SentenceTransformer(str(place / "cards/minilm-tanhmax"), device="cpu")
     assert model.encode("a film").shape == (8,)
     assert next(model.parameters()).dtype == torch.float16
-    assert read_bidir(place / "cards/minilm-tanhmax").config.architectures == ["BidirBertModel"]  # and no weight lacks
+    assert open_checkpoint(place / "cards/minilm-tanhmax").model().config.architectures == [
+        "BidirBertModel"
+    ]  # and no weight lacks
     assert model[0].model.config.attn_activation == "tanhmax"
     assert checkpoints.list_cards().read_text().count("[minilm-tanhmax]") == 1
 

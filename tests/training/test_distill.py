@@ -21,7 +21,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.layer_hooks import signed_parts, without_negatives
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import HealingArguments
@@ -124,7 +124,7 @@ def test_heads_use_both_signs_more_evenly_with_the_penalty(healed, tmp_path, mon
 
     def weaker_signs(folder):
         """The mean over heads of the smaller share of either sign in the variance of a head's output over tokens."""
-        model, shares = read_bidir(folder).eval(), []
+        model, shares = open_checkpoint(folder).model(), []
 
         def record(layer, *parts):
             variances = torch.stack([part[0].var(0).sum(-1) for part in parts])
@@ -139,7 +139,7 @@ def test_heads_use_both_signs_more_evenly_with_the_penalty(healed, tmp_path, mon
 
 def change_without_negatives(folder, inputs):
     """The relative squared change of the model's first output when its negative coefficients are set to 0."""
-    model = read_bidir(folder).eval().requires_grad_(False)
+    model = open_checkpoint(folder).model().requires_grad_(False)
     before = model(**inputs)[0]
     with without_negatives(model):
         return ((model(**inputs)[0] - before).square().sum() / before.square().sum()).item()
@@ -235,7 +235,7 @@ def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalti
     card = Path(__file__).parents[2] / "model_cards/sst2-rnn-softmax"
     options = [*bert[2:], *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
     main(["--model_name_or_path", str(card), *options])
-    assert read_bidir(tmp_path / "out").config.attn_activation == "tanhmax"
+    assert open_checkpoint(tmp_path / "out").model().config.attn_activation == "tanhmax"
     with pytest.raises(InputError, match="keep_signs false for BidirRnnForSequenceClassification"):
         main(["--model_name_or_path", str(card), *options, "--keep_signs", "true"])
 

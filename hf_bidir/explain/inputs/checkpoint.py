@@ -6,11 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.convert import signed_model
-from hf_bidir.checkpoints.reading import checkpoint_processors, read_bidir, read_config, stock_head
-from hf_bidir.checkpoints.sentence_folder import sentence_folder
-from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
-from hf_bidir.common.model_types import is_signed
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.explain.inputs.sentences import sentence_encoder
 from hf_bidir.explain.record import check_kind, reads_images
 
@@ -28,24 +24,19 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
             signed, or its tokenizer has tokens without an embedding; or as in `sentence_encoder`.
         ModuleNotFoundError: a folder of sentence-transformers, which is not installed.
     """
-    timm = str(source).startswith(TIMM_PREFIX)
-    sentences = None if timm else sentence_folder(source)
-    transformer = sentences.transformer if sentences else source
-    config = None if timm else read_config(transformer)
-    if config is not None and is_signed(type(config).model_type):
-        if sentences:
-            sentences.fetch_weights()
-        model = read_bidir(transformer, torch.float32)
-        processors = checkpoint_processors(transformer, model)
-    else:
-        if config is not None and not sentences:  # before the weights are downloaded and compared
-            check_kind(stock_head(config, source), config)
-        model, processors, _ = signed_model(source, dtype=torch.float32, quantised=True)
+    checkpoint = open_checkpoint(source)
+    if not checkpoint.sentences:  # before the weights are downloaded
+        check_kind(checkpoint.head, checkpoint.config)
+    model = checkpoint.signed_model(torch.float32)
     check_kind(type(model), model.config)
     images = reads_images(model)
-    fitting = [found for found in processors if isinstance(found, PreTrainedTokenizerBase) != images]
+    fitting = [
+        processor
+        for processor in checkpoint.processors(model)
+        if isinstance(processor, PreTrainedTokenizerBase) != images
+    ]
     if not fitting:
         kind = "image processor" if images else "tokenizer"
         raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
-    model = sentence_encoder(model, fitting[0], sentences) if sentences else model
+    model = sentence_encoder(model, fitting[0], checkpoint.sentences) if checkpoint.sentences else model
     return model.eval(), fitting[0]
