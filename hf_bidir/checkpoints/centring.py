@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.examples import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.checkpoints.linear_maps import weight_of
-from hf_bidir.checkpoints.projections import Features, largest_change, projections
+from hf_bidir.checkpoints.projections import Features, Projections, largest_change, projections
 
 TOLERANCE = 1e-3  # largest accepted relative change of softmax outputs
+Move = tuple[Tensor, Tensor | slice, Tensor]  # a bias, the indices in it, and what is added to them
 
 
 @torch.no_grad()
@@ -38,25 +39,32 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
     Raises:
         ValueError: nothing can be centred, there is no batch, or softmax outputs would change; weights are restored.
     """
-    found = projections(model)
-    keys = {layer.layer: layer.key for layer in found if _movable(layer.key)}
-    values = {layer.layer: layer.value for layer in found if _movable(layer.value) and _biased(layer.output)}
-    if not keys and not values:
+    layers = [layer for layer in projections(model) if _movable(layer.key) or _values_movable(layer)]
+    if not layers:
         raise ValueError(
             f"centring changes the biases of keys, or of values and outputs; the attention of {type(model).__name__} "
             "has none, or has something between them and its projections (rotary positions, a norm)."
         )
     means = _means(model, batches)
-    moves: list[tuple[Tensor, Tensor | slice, Tensor]] = []  # bias, indices, change
-    for own in filter(lambda own: own.layer in means, found):
-        mean_key, mean_value = means[own.layer]
-        for heads, mean in ((keys.get(own.layer, ()), mean_key), (values.get(own.layer, ()), mean_value)):
-            moves += [(part.linear.bias, part.indices, -mean[head]) for head, (part,) in enumerate(heads)]
-        if own.layer in values:
-            merged = mean_value.repeat_interleave(own.heads // len(mean_value), 0).flatten()
-            output: Any = own.output  # a linear map: the values of the others stay
-            moves.append((output.bias, slice(None), weight_of(output).float() @ merged.float()))
+    moves: list[Move] = []
+    for layer in layers:
+        if layer.layer not in means:
+            continue
+        mean_key, mean_value = means[layer.layer]
+        if _movable(layer.key):
+            moves += _subtracted(mean_key, layer.key)
+        if _values_movable(layer):
+            moves += _subtracted(mean_value, layer.value)
+            # a query head has the values of its key head
+            context = mean_value.repeat_interleave(layer.heads // len(mean_value), 0).flatten()
+            output: Any = layer.output  # a linear map, as `_values_movable` says
+            moves.append((output.bias, slice(None), weight_of(output).float() @ context.float()))
     _move(model, moves)
+
+
+def _subtracted(mean: Tensor, heads: list[list[Features]]) -> list[Move]:
+    """The moves that subtract the mean `[heads, head_dim]` from keys or values."""
+    return [(part.linear.bias, part.indices, -mean[head]) for head, (part,) in enumerate(heads)]
 
 
 def _movable(heads: list[list[Features]]) -> bool:
@@ -64,11 +72,15 @@ def _movable(heads: list[list[Features]]) -> bool:
     return bool(heads) and all(len(maps) == 1 and maps[0].direct and _biased(maps[0].linear) for maps in heads)
 
 
+def _values_movable(layer: Projections) -> bool:
+    return _movable(layer.value) and _biased(layer.output)
+
+
 def _biased(linear: nn.Module | None) -> bool:
     return linear is not None and linear.bias is not None
 
 
-def _move(model: PreTrainedModel, moves: list[tuple[Tensor, Tensor | slice, Tensor]]) -> None:
+def _move(model: PreTrainedModel, moves: list[Move]) -> None:
     """Change biases; restore them if that changes softmax outputs."""
     before, saved = _softmax_outputs(model), [(bias, bias.clone()) for bias, _, _ in moves]
     for bias, indices, change in moves:
@@ -94,16 +106,17 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
 
     Padding is excluded in layers whose keys are the tokens of the attention mask.
     """
-    sums: dict[nn.Module, list] = {}
+    sums: dict[nn.Module, Any] = {}
     keep = None
 
     def add(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         tokens = torch.ones(key.shape[0], key.shape[2], device=key.device)
         if keep is not None and keep.shape[-1] == key.shape[2] and keep.numel() == tokens.numel():
             tokens = keep.reshape(tokens.shape)  # multiple choice has an extra dimension
-        kept = tokens[:, None, :, None].bool()
-        new = [(states * kept).sum((0, 2), dtype=torch.float32) for states in (key, value)] + [kept.sum()]
-        sums[layer] = [old + more for old, more in zip(sums.get(layer, (0, 0, 0)), new, strict=True)]
+        weights = tokens[:, None, :, None].float()
+        key_sum, value_sum = ((states * weights).sum((0, 2)) for states in (key, value))
+        keys, values, count = sums.get(layer, (0, 0, 0))
+        sums[layer] = keys + key_sum, values + value_sum, count + weights.sum()
 
     with _softmax_in_evaluation(model), observed_layers(model, add):
         for batch in batches:

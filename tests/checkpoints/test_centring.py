@@ -79,6 +79,16 @@ def mean_states(model, batch):
     return means
 
 
+def test_the_means_are_those_of_all_batches_together():
+    name = "BertForSequenceClassification"
+    batch = batch_of(name, 6)
+    together, apart = model_of(name), model_of(name)
+    centre_attention(together, [batch])
+    centre_attention(apart, [{key: rows[part] for key, rows in batch.items()} for part in (slice(4), slice(4, 6))])
+    for expected, bias in zip(together.parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(bias, expected)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_softmax_outputs_do_not_change_and_tanhmax_comes_closer_to_them(name):
     model, batch = model_of(name), batch_of(name, 16)
