@@ -23,15 +23,15 @@ from tqdm import tqdm
 from benchmarks.measure import elapsed, interleaved_medians, options_of, write_table
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, tanhmax
 from hf_bidir.explain import (
+    ForwardCache,
+    Request,
     attention_flow,
     attention_rollout,
     default_method,
     erasure,
-    integrated_gradients,
-    relevance,
     token_scores,
 )
-from hf_bidir.explain.target import InputFunction
+from hf_bidir.explain.readout import InputFunction
 
 LENGTH, LAYERS, HEADS = 128, 12, 12
 BATCH = 16  # sentences
@@ -103,7 +103,11 @@ def erasure_rows(repeats: int) -> list[list[str]]:
     model, inputs = bert_base(), sentence(64)
     rows = []
     for how in ("renormalise", "token"):
-        call = partial(erasure, model, inputs, 0, how, progress=False)
+
+        def call(chunk_size: int = 64, how=how) -> None:
+            cache = ForwardCache(model, inputs)
+            erasure(cache, Request(target=0), how=how, chunk_size=chunk_size, progress=False)
+
         tasks = {"ours": call, "plain": partial(call, chunk_size=1)}
         rows.append(row(f"leave-one-out, BERT-base, 64 tokens: {how}", interleaved_medians(tasks, repeats, warm_up=1)))
     return rows
@@ -115,14 +119,14 @@ def relevance_rows(repeats: int) -> list[list[str]]:
     model.requires_grad_(False)
 
     def plain(backward: bool) -> None:
-        function = InputFunction.of(model, inputs, 0, None, one_point=True)
+        function = InputFunction.of(ForwardCache(model, inputs), Request(target=0), one_point=True)
         start = function.start.clone().requires_grad_()
         y = function.score(start, function.rows).sum()
         if backward:
             torch.autograd.grad(y, start)
 
     tasks = {
-        "ours": partial(relevance, model, inputs, 0),
+        "ours": partial(token_scores, model, inputs, "attnlrp", 0),
         "plain": partial(plain, backward=True),
         "forward": partial(plain, backward=False),
     }
@@ -144,7 +148,7 @@ def default_rows(count: int) -> list[list[str]]:
         some = [sentence(length) for length in lengths[start : start + BATCH]]
         padded = {name: pad_sequence([one[name][0] for one in some], batch_first=True) for name in some[0]}
         seconds["ours"] += elapsed(partial(token_scores, model, padded, target=0))
-        seconds["plain"] += sum(elapsed(partial(integrated_gradients, model, one, 0)) for one in some)
+        seconds["plain"] += sum(elapsed(partial(token_scores, model, one, "integrated-gradients", 0)) for one in some)
     name = f"{default_method(model)}, {count} sentences, BERT-base, next to integrated gradients"
     return [row(name, seconds)]
 

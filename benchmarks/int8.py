@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from benchmarks.measure import ROOT, options_of, write_table
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.deploy.int8 import quantise_checkpoint
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.hub.evaluate import evaluate_checkpoint, read_examples
 
 DATA = {  # by the beginning of a folder's name: file below --data-dir (None: comes with scikit-learn), and split

@@ -7,8 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain import METHODS, load_checkpoint
-from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir.explain import METHODS, explain, load_checkpoint
 from hf_bidir.explain.result import Alignment, Explanation
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"  # a folder of images per data set
@@ -78,13 +77,13 @@ def explanations(
     where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
     if chosen:  # by contributions, as on the command line, where the method takes all heads together
         where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
-    found = [explain_checkpoint(loaded(name), given, figures=("heads",), **where) for name in names]
+    found = [explain(*loaded(name), given, figures=("heads",), **where) for name in names]
     aims, classes = [f"“{target}”"] * len(names), []
     if target == PREDICTED and not isinstance(found[0], Alignment):
         aims = ["y" if one.target is None else "its own prediction" for one in found]
         classes = [one for one in map(predicted_class, names, found) if one is not None]
         if len(set(classes)) > 1:
-            found[1] = explain_checkpoint(loaded(names[1]), given, figures=("heads",), **where | {"target": classes[0]})
+            found[1] = explain(*loaded(names[1]), given, figures=("heads",), **where | {"target": classes[0]})
             aims[1] = f"“{classes[0]}”, which the first model predicts"
     return found, aims, classes
 

@@ -28,7 +28,7 @@ from pictures import SELECT, alignment, coefficients, grids, meaning, pictures
 from tools import add_tools
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain.methods import default_method, methods_of
+from hf_bidir.explain.request import default_method, methods_of
 from hf_bidir.explain.result import Alignment, Explanation
 
 HERE = Path(__file__).resolve().parent

@@ -31,8 +31,8 @@ from models import (
 from PIL import Image
 
 from hf_bidir.common.images import known_formats
-from hf_bidir.explain.api import explain_checkpoint
-from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain import explain
+from hf_bidir.explain.request import methods_of
 from hf_bidir.explain.result import Alignment, Explanation
 
 LARGEST = 14_000_000  # letters: a file of 10 MB
@@ -124,7 +124,7 @@ def _prediction(checkpoint: str, one: Explanation | Alignment, given: Any) -> st
     """The class that a classifier predicts, of which another one was explained."""
     if isinstance(one, Alignment) or predicted_class(checkpoint, one) is None:
         return None
-    return predicted_class(checkpoint, explain_checkpoint(loaded(checkpoint), given))
+    return predicted_class(checkpoint, explain(*loaded(checkpoint), given))
 
 
 def _numbers(checkpoint: str, one: Explanation | Alignment, prediction: str | None) -> dict[str, Any]:

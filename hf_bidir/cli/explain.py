@@ -1,6 +1,7 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 
+LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+IMAGE_NAME = re.compile(r"\S+\.(png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
 DEFAULTS = {
     TEXT_DEFAULT: "texts",
     IMAGE_DEFAULT: "images",
@@ -110,7 +113,7 @@ def explain(
     with slow_imports("explain"):
         from transformers.utils import logging
 
-        from hf_bidir.explain.api import explain_checkpoint
+        from hf_bidir.explain import api
         from hf_bidir.explain.draw.page import holds_explanation, write_explanation
         from hf_bidir.explain.head_score import explain_head
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
@@ -126,7 +129,9 @@ def explain(
         given = _messages(text_or_image) if chat else text_or_image
         others = [value for value in (*chosen.values(), method, figures) if value not in (None, layer, head)]
         if query is None and key is None:
-            explanation = explain_checkpoint(checkpoint, given, method=method, figures=figures or (), **chosen)
+            model, processor = load_checkpoint(checkpoint)
+            _check_no_file(model, given)
+            explanation = api.explain(model, processor, given, method, figures=figures or (), **chosen)
         elif None in (query, layer, head) or others:
             raise ValueError(
                 "the attention of one head is explained with --layer, --head and --query, and --key if you like; leave "
@@ -140,6 +145,16 @@ def explain(
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{done}: {', '.join(map(str, written))}")
+
+
+def _check_no_file(model: Any, text: Any) -> None:
+    """Raise ValueError for the name of a file, or of an image that does not exist, where a text is expected."""
+    if not isinstance(text, str) or model.main_input_name == "pixel_values" or len(text) >= LONGEST_NAME:
+        return
+    if Path(text).is_file() or IMAGE_NAME.fullmatch(text):
+        raise ValueError(
+            f"expected a text in quotation marks, got the file {text}; {type(model).__name__} takes the text itself."
+        )
 
 
 def _messages(text: str) -> list[dict[str, str]]:

@@ -1,11 +1,9 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
 from hf_bidir.explain.coefficients import head_of_query
+from hf_bidir.explain.forward import ForwardCache, SegmentedInputs, check_kind, passes_of, reads_images, takes_embedding
 from hf_bidir.explain.inputs.parts import Parted, Segments, conversation, segmented
 from hf_bidir.explain.inputs.text import (
     Example,
@@ -29,33 +28,13 @@ from hf_bidir.explain.inputs.text import (
     window,
     windows_of,
 )
-from hf_bidir.explain.methods import (
-    METHODS,
-    check_method,
-    default_method,
-    passes_of,
-    scores_by_default,
-    sink_note,
-    token_scores,
-)
-from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, check_kind, model_within, reads_images
+from hf_bidir.explain.methods import METHODS, scores_by_default, scores_of, sink_note
+from hf_bidir.explain.readout import Prediction, at_token, batches, predictions, reads_beginning
+from hf_bidir.explain.request import HEADS, TRACED, Request
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
-from hf_bidir.explain.target import (
-    Contrast,
-    Prediction,
-    Target,
-    batches,
-    predictions,
-    reads_beginning,
-    takes_embedding,
-    token_level,
-)
 
 UNKNOWN = 5  # unknown words in a note
 ONE = str | Path | Image.Image
-LONGEST_NAME = 255  # longest file name; longer texts cannot be files
-IMAGE_NAME = re.compile(r"\S+\.(png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
-HEADS, TRACED = "heads", ("rollout", "flow")  # figures beside the scores
 
 
 def explain(
@@ -64,18 +43,8 @@ def explain(
     inputs: ONE | Iterable[ONE],
     method: str | None = None,
     *,
-    target: int | str | None = None,
-    instead_of: int | str | None = None,
-    position: int | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    size: int | None = None,
-    against: str | None = None,
-    continuation: str | None = None,
-    new_tokens: int | None = None,
-    segments: Segments | None = None,
-    batch_size: int = 16,
     progress: bool = True,
+    **choices: Any,
 ) -> Explanation | Explanations | Alignment:
     """Explain the prediction for a text or an image, or for each of several; or the text that a model generates.
 
@@ -96,22 +65,9 @@ def explain(
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
             `apply_chat_template`; or a list of such. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`.
-        target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
-            predicted class of each.
-        instead_of: another class or word, with which the target is contrasted: y is the logit of the target minus that
-            of this one.
-        position, layer, head: as in `token_scores`. The default position is that of the mask for masked language
-            models, and the last one for causal ones.
-        size: for images, as in `read_image`.
-        against: for sentence encoders, a second text: y is the similarity of the embeddings. Without it, y is the
-            embedding's projection on its own direction.
-        segments: score segments of the text in place of words: "sentences", "paragraphs", "messages" of a conversation,
-            or a list of them, such as retrieved passages. Erasure removes a segment as a whole; of other methods the
-            scores of its words are summed, or the largest one is taken, as for the pieces of a word.
-        continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
-            or of `new_tokens` generated tokens, as by `explain_continuation`.
-        batch_size: texts, or windows of long texts, that run together.
         progress: show a progress bar for several inputs.
+        choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, figures,
+            batch_size: the fields of `Request`.
 
     Returns:
         One `Explanation`, or `Explanations`, a list of them in the order of the inputs; for generated text its
@@ -122,150 +78,49 @@ def explain(
             option that does not apply to the model, and as in `read_text`, `read_image` and `token_scores`; an error
             about one of several inputs begins with its index.
     """
-    options: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position, "layer": layer}
-    options |= {"head": head, "size": size, "against": against, "segments": segments, "batch_size": batch_size}
-    generation: dict[str, Any] = {"continuation": continuation, "new_tokens": new_tokens}
+    request = Request(method, **choices)
     if isinstance(inputs, ONE) or _is_conversation(inputs):
-        return _explain_one(model, processor, inputs, method, **options, **generation)
+        return _explain_single(model, processor, inputs, request)
     inputs = list(_checked(inputs))
-    if not inputs or set(generation.values()) != {None}:
+    if not inputs or request.generates:
         expected = "a single prompt to continue" if inputs else "at least one text or image"
         raise ValueError(f"expected {expected}, got {'a list' if inputs else 'an empty list'}.")
-    explanations = explain_each(model, processor, inputs, method, **options)
-    hidden = not progress or len(inputs) <= batch_size
+    explanations = explain_each(model, processor, inputs, method, **choices)
+    hidden = not progress or len(inputs) <= request.batch_size
     return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=hidden))
 
 
 def explain_each(
-    model: PreTrainedModel,
-    processor: Any,
-    inputs: Iterable[ONE],
-    method: str | None = None,
-    *,
-    size: int | None = None,
-    segments: Segments | None = None,
-    batch_size: int = 16,
-    **options: Any,
+    model: PreTrainedModel, processor: Any, inputs: Iterable[ONE], method: str | None = None, **choices: Any
 ) -> Iterator[Explanation]:
     """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
 
     Args:
         inputs: any iterable, such as a column of a streamed data set.
-        options: target, instead_of, position, layer, head, against; these and the other arguments are as in `explain`.
+        choices: fields of `Request`, without figures; these and the other arguments are as in `explain`.
     """
-    model, chosen = _chosen(model, processor, method, batch_size, **options)
+    request = replace(Request(method, **choices), figures=())
+    model = request.model_within(model, processor)
     rows = enumerate(_checked(inputs))
     alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
-    while batch := list(islice(rows, 1 if alone else batch_size)):
+    while batch := list(islice(rows, 1 if alone else request.batch_size)):
         examples = []
-        for index, one in batch:
+        for index, text_or_image in batch:
             with _naming_input(index):
-                examples.append(read(model, processor, parted(processor, one, segments), size))
+                examples.append(read(model, processor, text_or_image, request))
         with _naming_input(batch[0][0]) if alone else nullcontext():
-            yield from _explain_batch(model, processor, examples, method, batch_size, **chosen)
+            yield from _Batch(model, processor, examples, request).explanations()
 
 
-def explain_checkpoint(
-    source: str | Path | tuple[PreTrainedModel, Any],
-    text_or_image: str | Sequence[Mapping[str, Any]],
-    *,
-    method: str | None = None,
-    figures: Sequence[str] = (),
-    **options: Any,
-) -> Explanation | Alignment:
-    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
+def _explain_single(model: Any, processor: Any, text_or_image: Any, request: Request) -> Explanation | Alignment:
+    model = request.model_within(model, processor)
+    if model.config.is_encoder_decoder or request.generates:
+        from hf_bidir.explain.generation import explain_generated
 
-    Args:
-        source: as in `load_checkpoint`, or its result.
-        figures: "heads", the contribution of each layer and head; "rollout" and "flow", whose time grows fast with the
-            length.
-        method, options: as in `explain`, such as target, layer and continuation.
-
-    Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint` and `explain`; a file for a text model, or an unknown
-            figure.
-    """
-    for name in figures:
-        if name not in (HEADS, *TRACED):
-            raise ValueError(f"expected figures {', '.join((HEADS, *TRACED))}, got {name!r}.")
-    if not isinstance(source, tuple):
-        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-
-        source = load_checkpoint(source)
-    processor, model = source[1], model_within(*source)
-    if isinstance(text_or_image, str) and not reads_images(model) and _is_file_name(text_or_image):
-        raise ValueError(
-            f"expected a text in quotation marks, got the file {text_or_image}; {type(model).__name__} takes the text "
-            "itself."
-        )
-    return _explain_one(model, processor, text_or_image, method, figures=figures, **options)
-
-
-def _explain_one(
-    model: PreTrainedModel,
-    processor: Any,
-    text_or_image: Any,
-    method: str | None,
-    *,
-    size: int | None = None,
-    segments: Segments | None = None,
-    continuation: str | None = None,
-    new_tokens: int | None = None,
-    batch_size: int = 16,
-    figures: Sequence[str] | None = None,
-    **options: Any,
-) -> Explanation | Alignment:
-    """The explanation of one input, with contributions of heads and `figures` if given, or the alignment of a text."""
-    model, chosen = _chosen(model, processor, method, batch_size, **options)
-    text_or_image = parted(processor, text_or_image, segments)
-    generation = {"continuation": continuation, "new_tokens": new_tokens}
-    if not model.config.is_encoder_decoder and set(generation.values()) == {None}:
-        example = read(model, processor, text_or_image, size)
-        return next(_explain_batch(model, processor, [example], method, batch_size, figures, **chosen))
-    from hf_bidir.explain.generation import align, explain_continuation
-
-    if model.config.is_encoder_decoder:
-        _check_left_out(model, **chosen, size=size, **generation)
-        return align(model, processor, text_or_image, method=method or "contributions")
-    if not kind_of(model).causal:
-        raise ValueError(f"{type(model).__name__} does not generate text; leave out continuation and new_tokens.")
-    if None not in generation.values():
-        raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
-    _check_left_out(model, target=chosen.pop("target"), position=chosen.pop("position"), size=size)
-    following = {} if new_tokens is None else {"new_tokens": new_tokens}
-    return explain_continuation(model, processor, text_or_image, continuation, method=method, **following, **chosen)
-
-
-def _check_left_out(model: PreTrainedModel, **choices: Any) -> None:
-    """Raise ValueError for options that do not apply to generated text."""
-    if isinstance(contrast := choices.get("target"), Contrast):
-        choices |= contrast._asdict()
-    named = [name for name, value in choices.items() if value is not None]
-    if named:
-        what = "generated token" if model.config.is_encoder_decoder else "token that follows"
-        raise ValueError(f"{type(model).__name__} is explained for each {what}; leave out {', '.join(named)}.")
-
-
-def _chosen(
-    model: Any, processor: Any, method: str | None, batch_size: int, *, target: Any = None, position: int | None = None,
-    layer: int | None = None, head: int | None = None, against: str | None = None, instead_of: Any = None,
-) -> tuple[PreTrainedModel, dict[str, Any]]:  # fmt: skip
-    """The model, or the sentence encoder compared with the text `against`; and the other options, once checked."""
-    model = model_within(model, processor)
-    for one in (target, instead_of):
-        if not isinstance(one, Integral | str | None):
-            raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(one).__name__}.")
-    target = target if instead_of is None else Contrast(target, instead_of)
-    if against is not None and not takes_embedding(model):
-        raise ValueError(
-            f"a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
-            f"loads them; {type(model).__name__} is none. Leave out against."
-        )
-    if batch_size < 1:
-        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
-    check_method(method or default_method(model, layer, head), layer, head)
-    model = model if against is None else model.compared_with(processor, against)
-    return model, {"target": target, "position": position, "layer": layer, "head": head}
+        text = parted(processor, text_or_image, request.segments)
+        return explain_generated(model, processor, text, request)
+    example = read(model, processor, text_or_image, request)
+    return next(_Batch(model, processor, [example], request).explanations())
 
 
 @contextmanager
@@ -277,22 +132,17 @@ def _naming_input(index: int) -> Iterator[None]:
         raise type(error)(f"inputs[{index}]: {error}") from error
 
 
-def _is_file_name(text: str) -> bool:
-    """Whether a text is the name of a file, or of an image that does not exist."""
-    return len(text) < LONGEST_NAME and (Path(text).is_file() or IMAGE_NAME.fullmatch(text) is not None)
-
-
 def _is_conversation(inputs: Any) -> bool:
-    return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(one, Mapping) for one in inputs)
+    return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(part, Mapping) for part in inputs)
 
 
-def parted(tokenizer: Any, given: Any, segments: Segments | None = None) -> Any:
+def parted(tokenizer: Any, text_or_image: Any, segments: Segments | None = None) -> Any:
     """A text with the parts that were asked for, a conversation as its chat template writes it, or an image.
 
     Raises:
         ValueError: segments of an image, and as in `conversation` and `segmented`.
     """
-    text = conversation(tokenizer, given) if _is_conversation(given) else given
+    text = conversation(tokenizer, text_or_image) if _is_conversation(text_or_image) else text_or_image
     if segments is None:
         return text
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -321,14 +171,15 @@ def _pads(model: PreTrainedModel, processor) -> bool:
     return all(getattr(part, "pad_token_id", None) is not None for part in (processor, model.config.get_text_config()))
 
 
-def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
+def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request) -> Example:
     """The model inputs of a text or an image; a text is cut only if the model reads the beginning of texts."""
+    text_or_image = parted(processor, text_or_image, request.segments)
     check_kind(type(model), model.config)
     if reads_images(model):
         from hf_bidir.explain.inputs.image import read_image
 
-        return read_image(model, processor, text_or_image, size=size)
-    if size is not None:
+        return read_image(model, processor, text_or_image, size=request.size)
+    if request.size is not None:
         raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
     if not isinstance(text_or_image, str):
         raise ValueError(
@@ -346,83 +197,104 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
     return example
 
 
-def _explain_batch(
-    model: PreTrainedModel,
-    processor,
-    examples: list[Example],
-    method: str | None,
-    batch_size: int,
-    figures: Sequence[str] | None = None,
-    **chosen: Any,
-) -> Iterator[Explanation]:
-    """The explanations of examples whose windows run together; of a single one with `figures`, if they are given."""
-    batch_size = batch_size if _pads(model, processor) else 1
-    if len(examples) == 1:
-        level = token_level(model, processor, examples[0], chosen["target"], chosen["position"])
-        chosen |= dict(zip(("target", "position"), level, strict=True))
-    windows = [_windows(model, processor, example) for example in examples]
-    inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
-    # one forward pass serves the prediction, its scores and figures, unless no coefficients are needed, which are large
-    used = method or default_method(model, chosen["layer"], chosen["head"], passes_of(model, inputs))
-    drawn = figures is not None
-    single = sum(counts) == 1 and (drawn or not METHODS[used].of_outputs)
-    record = Record(model, inputs, kept=True, differentiable=drawn) if single else None
-    parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
-    predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
-    scores, used, why = _scores(model, parts, method, batch_size, predicted, counts, chosen)
-    about = [why] if why else []
-    shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
-    for example, own, one, pieces in zip(examples, windows, predicted, scores.split(counts), strict=True):
-        length = len(example.token_of_piece)
-        by_token = example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive)
-        sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
-        notes = [*_lost(example, processor), *note(own, shares), *about, *sink]
-        explained = example, one.explained, used, layer, head, by_token, one.value, one.target, notes
-        attended = None if record is None else head_of_query(record, example, chosen["position"], layer, head)
-        explanation = Explanation(*explained, coefficients=attended, instead_of=one.instead_of)
+class _Batch:
+    """Examples whose windows run together, of one request."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any, examples: list[Example], request: Request) -> None:
+        self.model, self.processor, self.examples = model, processor, examples
+        self.asked = at_token(model, processor, examples[0], request) if len(examples) == 1 else request
+        self.size = request.batch_size if _pads(model, processor) else 1
+        self.windows = [_windows(model, processor, example) for example in examples]
+        self.inputs = _padded(processor, examples, self.windows)
+        self.counts = [len(windows) for windows in self.windows]
+        self.cache = self._shared_cache()
+
+    def _shared_cache(self) -> ForwardCache | None:
+        """One for the prediction, its scores and figures, unless no coefficients are needed, which are large."""
+        if sum(self.counts) > 1:
+            return None
+        figures = bool(self.asked.figures)
+        method = self.asked.with_method(self.model, passes_of(self.model, self.inputs)).method
+        if METHODS[str(method)].of_outputs and not figures:
+            return None
+        return ForwardCache(self.model, self.inputs, shared=True, with_graph=HEADS in self.asked.figures)
+
+    def _caches(self) -> Iterator[ForwardCache]:
+        """The caches of parts that run together."""
+        if self.cache is not None:
+            yield self.cache
+            return
+        for part in batches(self.inputs, self.size):
+            yield ForwardCache(self.model, part)
+
+    def explanations(self) -> Iterator[Explanation]:
+        predicted = predictions(self.processor, self._caches(), self.asked, self.counts)
+        scored = self._scores(predicted)
+        for index, pieces in enumerate(scored.scores.split(self.counts)):
+            yield self._explanation(index, predicted[index], replace(scored, scores=pieces))
+
+    def _scores(self, predicted: Sequence[Prediction]) -> "_Scores":
+        """Scores `[windows, length]` of the predictions."""
+        targets = [p.target for p, count in zip(predicted, self.counts, strict=True) for _ in range(count)]
+        request = replace(self.asked, instead_of=predicted[0].instead_of)
+        scores, method, why = [], "", ""
+        for start, cache in enumerate(self._caches()):
+            rows = targets[start * self.size : (start + 1) * self.size]
+            part = replace(request, target=None if rows[0] is None else torch.tensor(rows))
+            values, method, why = scores_by_default(cache, part)
+            scores.append(values.cpu())
+        return _Scores(torch.cat(scores), method, why)
+
+    def _explanation(self, index: int, prediction: Prediction, scored: "_Scores") -> Explanation:
+        example, windows, method = self.examples[index], self.windows[index], METHODS[scored.method]
+        pieces = merged(list(scored.scores), windows, len(example.token_of_piece), method.explains_output)
+        scores = example.by_token(pieces, method.additive)
+        notes = [
+            *_lost(example, self.processor),
+            *note(windows, method.explains_output),
+            scored.why,
+            sink_note(scored.method, example.tokens, example.special, scores),
+        ]
+        explanation = Explanation(
+            example=example,
+            explained=prediction.explained,
+            method=scored.method,
+            layer=self.asked.layer,
+            head=self.asked.head,
+            scores=scores,
+            value=prediction.value,
+            target=prediction.target,
+            instead_of=prediction.instead_of,
+            notes=list(filter(None, notes)),
+        )
         if explanation.little:
-            notes.append(explanation.little)
-        if figures is not None and record is not None:  # figures of one of several windows would be of another text
-            explanation = _with_figures(explanation, record, figures, chosen)
-        yield explanation
+            explanation.notes.append(explanation.little)
+        if self.cache is None:  # figures of one of several windows would be of another text
+            return explanation
+        return _with_figures(explanation, self.cache, replace(self.asked, target=prediction.target))
 
 
-def _scores(
-    model: PreTrainedModel,
-    parts: Sequence[Inputs],
-    method: str | None,
-    batch_size: int,
-    predicted: Sequence[Prediction],
-    counts: Sequence[int],
-    chosen: Mapping[str, Any],
-) -> tuple[Tensor, str, str]:
-    """Scores `[windows, length]` of the predictions, by parts; the method, and why it is not the usual default."""
-    rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
-    found, used, why = [], "", ""
-    for start, part in enumerate(parts):
-        own = rows[start * batch_size : (start + 1) * batch_size]
-        explained = None if own[0] is None else torch.tensor(own)
-        contrast = isinstance(chosen["target"], Contrast)
-        target: Target = Contrast(explained, predicted[0].instead_of) if contrast else explained
-        scores, used, why = scores_by_default(model, part, method, **{**chosen, "target": target})
-        found.append(scores.cpu())
-    return torch.cat(found), used, why
+@dataclass(frozen=True)
+class _Scores:
+    scores: Tensor  # [windows, length]
+    method: str
+    why: str  # why it is not the usual default
 
 
-def _with_figures(
-    explanation: Explanation, record: Record, figures: Sequence[str], chosen: Mapping[str, Any]
-) -> Explanation:
-    """The explanation with the contributions of heads, and the scores of rollout and flow, as far as asked for."""
-    example, notes, traced, heads = explanation.example, list(explanation.notes), {}, None
-    if HEADS in figures:
-        from hf_bidir.explain.methods.contributions import contributions
+def _with_figures(explanation: Explanation, cache: ForwardCache, request: Request) -> Explanation:
+    """The explanation with the coefficients of a head, and the requested figures."""
+    example, traced, heads = explanation.example, {}, None
+    if HEADS in request.figures:
+        from hf_bidir.explain.methods.contributions import head_contributions
 
-        heads = contributions(record.model, record, chosen["target"], position=chosen["position"])[0].sum(-1)
-    for name in (name for name in TRACED if name in figures):
-        scores = example.by_token(token_scores(record.model, record, name, **chosen)[0], METHODS[name].additive)
-        traced[name] = scores
-        notes += filter(None, [sink_note(name, example.tokens, example.special, scores)])
-    return replace(explanation, notes=notes, heads=heads, traced=traced)
+        heads = head_contributions(cache, request)[0].sum(-1)
+    for name in (name for name in TRACED if name in request.figures):
+        scores = scores_of(cache, replace(request, method=name))[0]
+        traced[name] = example.by_token(scores, METHODS[name].additive)
+        if sink := sink_note(name, example.tokens, example.special, traced[name]):
+            explanation.notes.append(sink)
+    coefficients = head_of_query(cache, example, request)
+    return replace(explanation, heads=heads, traced=traced, coefficients=coefficients)
 
 
 def _windows(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:

@@ -1,13 +1,14 @@
 """The coefficients of one head for the query that the output is read from, shown beside the scores of a method."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_bidir.explain.forward import ForwardCache, takes_embedding
 from hf_bidir.explain.inputs.text import Example, told_apart
-from hf_bidir.explain.record import Record
-from hf_bidir.explain.target import takes_embedding
+from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
 
 
@@ -42,27 +43,26 @@ class Coefficients:
 
 
 @torch.no_grad()
-def head_of_query(
-    record: Record, example: Example, position: int | None = None, layer: int | None = None, head: int | None = None
-) -> Coefficients:
+def head_of_query(cache: ForwardCache, example: Example, request: Request) -> Coefficients:
     """The coefficients of a layer, by default the last one, and a head, by default the one that adds most to the query.
 
-    That is the head with the largest `Σ_j |a_ij| ‖v_j‖`, which takes neither a further pass nor a gradient.
+    That is the head with the largest `Σ_j |a_ij| ‖v_j‖`, which takes neither a further pass nor a gradient. The query
+    is the requested position; by default the position that the output is read from, or the mean over the queries that
+    are pooled: those of a sentence encoder, and all patches of an image without a class token.
 
     Args:
-        record: one text or image; layers that attend over different tokens are not supported.
-        position: the query; by default the position that the output is read from, or the mean over the queries that
-            are pooled: those of a sentence encoder, and all patches of an image without a class token.
+        cache: one text or image; layers that attend over different tokens are not supported.
     """
-    layers, last = record.coefficients, layer is None
-    index = len(layers) - 1 if layer is None else layer
-    shares, query = _queries(record, example, layers[index].shape[2], position)
+    layers, head = cache.coefficients, request.head
+    index = len(layers) - 1 if request.layer is None else request.layer
+    shares, query = _queries(cache, example, layers[index].shape[2], request.position)
     maps = upcast(layers[index][0])
     rows = torch.einsum("q,hqk->hk", shares.to(maps), maps)
     chosen = ""
     if head is None and len(rows) > 1:
-        head = strongest_head(rows.unsqueeze(1), record.values[index][1][0])
-        chosen = f"Of the heads of {'the last layer' if last else 'this layer'}, it has the largest Σ |a| ‖v‖"
+        head = strongest_head(rows.unsqueeze(1), cache.values[index][1][0])
+        where = "the last layer" if request.layer is None else "this layer"
+        chosen = f"Of the heads of {where}, it has the largest Σ |a| ‖v‖"
     return Coefficients(index, head or 0, query, example.by_token(rows[head or 0]).cpu(), chosen)
 
 
@@ -72,16 +72,16 @@ def strongest_head(coefficients: Tensor, values: Tensor) -> int:
     return int((upcast(coefficients).abs().sum(1) * norms).sum(-1).argmax())
 
 
-def _queries(record: Record, example: Example, count: int, position: int | None) -> tuple[Tensor, str]:
+def _queries(cache: ForwardCache, example: Example, count: int, position: Any) -> tuple[Tensor, str]:
     """The share of each query `[queries]` in what is read, and these queries in words."""
     if count == 1:
-        return torch.ones(1, device=record.keep.device), "its only query"
-    if takes_embedding(record.model):
-        shares = record.model.pooling_weights(record.keep)[0].float()
+        return torch.ones(1, device=cache.keep.device), "its only query"
+    if takes_embedding(cache.model):
+        shares = cache.model.pooling_weights(cache.keep)[0].float()
     elif position is None and example.grid is not None and not any(example.special):
-        shares = torch.full((count,), 1 / count, device=record.keep.device)
+        shares = torch.full((count,), 1 / count, device=cache.keep.device)
     else:
-        read = record.position[0] if position is None else torch.tensor(position, device=record.keep.device)
+        read = cache.position[0] if position is None else torch.tensor(position, device=cache.keep.device)
         shares = torch.nn.functional.one_hot(read, count).float()
     if (shares > 0).sum() > 1:
         return shares, "the mean over all queries"

@@ -7,13 +7,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
-from hf_bidir.explain.api import parted, read
+from hf_bidir.explain.api import read
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, check_exists, model_within
 from hf_bidir.explain.inputs.text import Example, signed, told_apart
 from hf_bidir.explain.methods.attnlrp import relevance_rules
-from hf_bidir.explain.record import Record, attends_between_tokens, check_exists, model_within
+from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.request import Request
 from hf_bidir.explain.result import Alignment
 from hf_bidir.explain.signed_maps import OWN_MAP, map_of
-from hf_bidir.explain.target import InputFunction
 
 
 def explain_head(
@@ -42,18 +43,18 @@ def explain_head(
     model, (layer, index) = model_within(model, tokenizer), head
     if not attends_between_tokens(model):
         raise ValueError(f"{type(model).__name__} has no attention between tokens; use the method contributions.")
-    example = read(model, tokenizer, parted(tokenizer, text))
-    record = Record(model, example.inputs)
-    check_exists("layer", layer, len(record.coefficients))
-    if map_of(record.values[layer][0]) is not OWN_MAP:
+    example = read(model, tokenizer, text, Request())
+    cache = ForwardCache(model, example.inputs)
+    check_exists("layer", layer, len(cache.coefficients))
+    if map_of(cache.values[layer][0]) is not OWN_MAP:
         raise ValueError(f"a head of {type(model).__name__} subtracts two maps, each with scores of its own.")
-    coefficients = record.coefficients[layer][0].float().cpu()
+    coefficients = cache.coefficients[layer][0].float().cpu()
     check_exists("head", index, len(coefficients))
     special = torch.tensor(example.special)[example.token_of_piece]
     place = int(_pieces(example, query).nonzero().max())
     row = coefficients[index, place]
     attended = int(row.abs().masked_fill(special if key is None else ~_pieces(example, key), -1).argmax())
-    score, through = _through(record, (layer, index), place, attended)
+    score, through = _through(cache, (layer, index), place, attended)
     query_name, key_name = (told_apart(example.tokens)[int(example.token_of_piece[at])] for at in (place, attended))
     sums = " and ".join(map(signed, through.sum(1).tolist()))
     return Alignment(
@@ -78,7 +79,7 @@ def _pieces(example: Example, word: str) -> Tensor:
     return example.token_of_piece == (names if word in names else example.tokens).index(word)
 
 
-def _through(record: Record, head: tuple[int, int], query: int, key: int) -> tuple[float, Tensor]:
+def _through(cache: ForwardCache, head: tuple[int, int], query: int, key: int) -> tuple[float, Tensor]:
     """The score of a pair, and its relevance through the query and through the key, `[2, length]`."""
     states: list[tuple[Tensor, ...]] = []
 
@@ -86,15 +87,15 @@ def _through(record: Record, head: tuple[int, int], query: int, key: int) -> tup
         states.append(projected)
         return projected
 
-    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(record.model):
-        function = InputFunction.of(record.model, record, None, None, one_point=True)
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
+        function = InputFunction.of(cache, Request(), one_point=True)
         start = function.start.detach().clone().requires_grad_()
-        with edited_projections(record.model, keep), relevance_rules(record.model):
+        with edited_projections(cache.model, keep), relevance_rules(cache.model):
             function.run(start, function.rows)
         queries, keys, _ = states[head[0]]
         group = queries.shape[1] // keys.shape[1]
         sides = queries[0, head[1], query], keys[0, head[1] // group, key]
-        scaling = getattr(record.values[head[0]][0], "scaling", None) or len(sides[0]) ** -0.5
+        scaling = getattr(cache.values[head[0]][0], "scaling", None) or len(sides[0]) ** -0.5
         rows = []
         for of, by in (sides, sides[::-1]):
             (gradient,) = torch.autograd.grad((of * by.detach()).sum() * scaling, start, retain_graph=True)

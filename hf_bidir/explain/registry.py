@@ -10,12 +10,17 @@ from hf_bidir.common.extras import extra
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hf_bidir.explain.methods import Request
+    from hf_bidir.explain.forward import ForwardCache
+    from hf_bidir.explain.request import Request
 
 NO_PASS = "none"
 TEXT_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT = "integrated-attnlrp", "integrated-gradients", "contributions"
 CAUSAL_DEFAULT, CAUSAL_FAST = "erasure", "attnlrp"  # of causal language models
 NOT_Y = "they need not sum to y"
+
+
+class NoRule(ValueError):
+    """A model or operation without a rule of AttnLRP."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,12 @@ class Method:
     shared: bool = False  # several outputs of one text take no more passes than one
     sums: str = NOT_Y  # what the scores of an example sum to, if they are for or against y
 
-    def scores(self, request: "Request") -> "Tensor":
+    def scores(self, cache: "ForwardCache", request: "Request") -> "Tensor":
         """One number per token, `[batch, length]`."""
         file, name = self.function.split(".")
         with extra("explain"):
             function = getattr(import_module(f"hf_bidir.explain.methods.{file}"), name)
-        if self.layers is not None:
-            return function(request, **self.options)
-        record, target, position, *_ = request
-        return function(record.model, record, target, position=position, **self.options)
+        return function(cache, request, **self.options)
 
     @property
     def takes_head(self) -> bool:
@@ -83,12 +85,12 @@ METHODS: dict[str, Method] = {
         "1 forward, 1 backward of 2 copies", "attnlrp.integrated_relevance", between_tokens=True,
     ),
     "contributions": Method(
-        "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", "contributions.by_contributions",
+        "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", "contributions.contributions",
         layers="all",
     ),
     "chefer": Method(
         "gradient-weighted attention (Chefer et al. 2021): relevance for y minus that for −y", "relevance",
-        "1 backward", "chefer.by_chefer", layers="up to the last", between_tokens=True,
+        "1 backward", "chefer.chefer", layers="up to the last", between_tokens=True,
     ),
     "erasure": Method(
         "fall of y when no query attends to the token, other coefficients renormalised", "Δy", "n forward",
@@ -104,22 +106,22 @@ METHODS: dict[str, Method] = {
     ),
     "attention": Method(
         "magnitude |a| of the coefficients of the query read by the output", "|a|", NO_PASS,
-        "attention.by_attention", layers="last", explains_output=False,
+        "attention.attention", layers="last", explains_output=False,
     ),
     "rollout": Method(
-        "rollout of |a|", "rollout", NO_PASS, "attention.by_rollout", layers="up to the last",
+        "rollout of |a|", "rollout", NO_PASS, "attention.rollout", layers="up to the last",
         explains_output=False, between_tokens=True,
     ),
     "flow": Method(
-        "maximum flow through |a|", "flow", NO_PASS, "flow.by_flow", layers="up to the last",
+        "maximum flow through |a|", "flow", NO_PASS, "flow.flow", layers="up to the last",
         explains_output=False, additive=False, between_tokens=True, one_query=True,
     ),
     "values": Method(
         "norm ‖a v W_o‖ of the weighted values of the query read by the output", "‖a v W_o‖", NO_PASS,
-        "contributions.by_values", layers="last", explains_output=False, between_tokens=True,
+        "contributions.values", layers="last", explains_output=False, between_tokens=True,
     ),
     "alti": Method(
         "ALTI: rollout of each token's share in attention, skip connection and norm", "share", NO_PASS,
-        "alti.by_alti", layers="up to the last", explains_output=False, between_tokens=True, by_head=False,
+        "alti.alti", layers="up to the last", explains_output=False, between_tokens=True, by_head=False,
     ),
 }  # fmt: skip

@@ -36,9 +36,9 @@ from benchmarks.measure import save_runs
 from benchmarks.runs import markdown, where
 from benchmarks.seeds import mean_in_interval
 from hf_bidir.checkpoints.layer_hooks import kept_keys
-from hf_bidir.explain import METHODS, integrated_gradients, integrated_relevance, load_checkpoint, token_scores
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.target import choose_readout
+from hf_bidir.explain import METHODS, ForwardCache, Request, integrated_gradients, integrated_relevance, load_checkpoint
+from hf_bidir.explain.readout import readout_of
+from hf_bidir.explain.request import methods_of
 from research.faithfulness.deletion import ranks, without_tokens
 from research.runs import command_line
 
@@ -49,8 +49,8 @@ RANDOM, SEEDS = "random", 10  # a method of random scores
 SHARE, DRAWS = 0.25, 8  # of tokens removed; of random tokens in their place
 # baselines that are not those of METHODS: padding in place of the first token too
 VARIANTS: dict[str, Callable[..., Tensor]] = {
-    "integrated-gradients, first token padded": partial(integrated_gradients, keep_first=False),
-    "integrated-attnlrp, first token padded": partial(integrated_relevance, keep_first=False),
+    "integrated-gradients, first token padded": integrated_gradients,
+    "integrated-attnlrp, first token padded": integrated_relevance,
 }
 FALLS = ("deleted", "replaced", "masked", "deleted_after")  # columns of the table; the first orders it
 Row = dict[str, str | int | float]
@@ -73,7 +73,7 @@ class Prompt:
         """y at the last token of every row, `[rows]`."""
         position = inputs["attention_mask"].sum(1) - 1
         outputs = self.model(**inputs, return_dict=True)
-        return choose_readout(self.model, outputs, self.target, position)(outputs)
+        return readout_of(self.model, outputs, Request(target=self.target, position=position))(outputs)
 
     def falls(self, removed: Tensor) -> dict[str, Tensor]:
         """The fall of y without the tokens in `removed`, boolean `[rows, length]`, by the way they are removed."""
@@ -122,11 +122,12 @@ def measured(prompt: Prompt) -> list[Row]:
 
 def scored(prompt: Prompt) -> Iterator[tuple[Row, Tensor]]:
     """Every method with its scores `[length]` and what they cost."""
-    model, place = prompt.model, {"target": prompt.target, "position": prompt.position}
-    functions = {method: partial(token_scores, method=method) for method in methods_of(model)} | VARIANTS
+    model, request = prompt.model, Request(target=prompt.target, position=prompt.position)
+    functions = {method: METHODS[method].scores for method in methods_of(model)}
+    functions |= {name: partial(function, keep_first=False) for name, function in VARIANTS.items()}
     for method, function in functions.items():
         start = time.perf_counter()
-        scores = function(model, prompt.inputs, **place)[0].detach()
+        scores = function(ForwardCache(model, prompt.inputs), request)[0].detach()
         middle = time.perf_counter()
         prompt.ys(prompt.inputs)
         cost = {"seconds": middle - start, "forward_passes": (middle - start) / (time.perf_counter() - middle)}

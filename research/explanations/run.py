@@ -42,8 +42,8 @@ from tqdm import tqdm
 
 from hf_bidir.common.files import sha256
 from hf_bidir.explain import METHODS, token_scores
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.record import reads_images
+from hf_bidir.explain.forward import reads_images
+from hf_bidir.explain.request import methods_of
 from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models
 from research.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
 from research.faithfulness.masked_fidelity import SIZES

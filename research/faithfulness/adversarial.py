@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.record import attends_between_tokens, keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.forward import attends_between_tokens, keep_mask_of, prepared_inputs, record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from research.faithfulness.interventions import class_probabilities, jensen_shannon, total_variation
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.record import (
+from hf_bidir.explain.forward import (
     attends_between_tokens,
     keep_mask_of,
     leading_tokens,
@@ -66,7 +66,7 @@ def prediction_curve(
         model: a bidir classifier.
         inputs: a batch of model inputs, padded on the right.
         scores: `[batch, length]`, support for the target; the highest is ranked first. For images one per token of the
-            model, class token included, as `contributions(...).sum((1, 2))`.
+            model, class token included, as `token_scores` computes them.
         shares: shares of the deletable tokens, each in [0, 1]; rounded up, so any share above 0 is at least one token.
         how: "deletion" deletes that share, "insertion" keeps only that share and the special tokens.
         target: `[batch]`, class indices; by default the class predicted for the whole input.

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.record import keep_mask_of, prepared_inputs
+from hf_bidir.explain.forward import keep_mask_of, prepared_inputs
 from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
 

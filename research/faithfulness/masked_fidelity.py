@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.record import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
+from hf_bidir.explain.forward import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
 from research.faithfulness.deletion import check_scores, ranks, special_tokens, without_tokens
 from research.faithfulness.interventions import class_probabilities
 

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import hf_bidir
 from benchmarks.runs import read_runs, where
 from hf_bidir.common.files import read_json
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.finetune.arguments import BlockArguments
 from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.modeling.activations import softmax

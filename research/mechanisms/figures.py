@@ -10,7 +10,7 @@ from pandas import DataFrame
 from benchmarks.runs import where
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import align, load_checkpoint, read_text, score_grid
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from research.mechanisms.data import LEVELS
 from research.runs import is_finished

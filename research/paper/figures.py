@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.draw.figures import COLORS, Scale, as_array, draw_images
-from hf_bidir.explain.record import patch_grid
+from hf_bidir.explain.forward import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.synthetic import SETS

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.layer_hooks import negative_share
-from hf_bidir.explain import erasure, read_text, token_scores
+from hf_bidir.explain import ForwardCache, Request, erasure, read_text, token_scores
+from hf_bidir.explain.forward import keep_mask_of
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
-from hf_bidir.explain.record import keep_mask_of
+from hf_bidir.explain.request import Target
 from hf_bidir.finetune.data.image_data import ImageCollator
 from research.faithfulness import (
     adversarial_attention,
@@ -36,10 +37,19 @@ from research.paper.gradients import grad_cam, gradient_times_input
 
 POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the first minus that of the second
 NEUTRAL_GRADE = 2  # of a word by people, on the scale 0 to 4
+
+
+def erased(
+    model: PreTrainedModel, inputs: dict[str, Tensor], target: Target = None, how: Any = "renormalise"
+) -> Tensor:
+    """The effect of erasing each token, `[batch, length]`."""
+    return erasure(ForwardCache(model, inputs), Request(target=target), how=how, progress=False, chunk_size=512)
+
+
 EFFECTS: dict[str, Callable[..., Tensor]] = {
     "gradient": gradient_times_input,
-    "erasure": partial(erasure, progress=False, chunk_size=512),
-    "zeroing": partial(erasure, how="zero", progress=False, chunk_size=512),
+    "erasure": erased,
+    "zeroing": partial(erased, how="zero"),
 }
 BATCH = 64
 WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coefficients are oriented
@@ -85,8 +95,9 @@ class Classifier:
         score = self.model.rnn.attention.score
         hook = score.register_forward_hook(lambda *call: recorded.append(call[-1].detach()))
         try:
-            (coefficients,), (towards,) = coefficients_and_gradients(self.model, inputs, POSITIVE, None)
-            _, (away,) = coefficients_and_gradients(self.model, inputs, NEGATIVE, None)
+            cache = ForwardCache(self.model, inputs)
+            (coefficients,), (towards,) = coefficients_and_gradients(cache, Request(target=POSITIVE))
+            _, (away,) = coefficients_and_gradients(cache, Request(target=NEGATIVE))
         finally:
             hook.remove()
         keep = inputs["attention_mask"].bool()

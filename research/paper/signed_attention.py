@@ -25,7 +25,7 @@ from benchmarks.measure import ROOT, write_table
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.draw.figures import Scale, text_color_on
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.measures import Classifier
 from research.runs import command_line

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import Projections, projections
-from hf_bidir.explain.record import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.forward import keep_mask_of, prepared_inputs, record_coefficients
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from benchmarks.seeds import interval
 from hf_bidir.checkpoints.examples import example_inputs
 from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.files import save_figure
+from hf_bidir.explain.forward import reads_images
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-from hf_bidir.explain.record import reads_images
 from research.rank_collapse.measures import (
     STACKS,
     WITHOUT_NORM,

@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 
 RESAMPLES = 2000
 VIGINTILES = torch.linspace(0.05, 0.95, 19)  # thresholds to choose from

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain import load_checkpoint
+from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
-from hf_bidir.explain.target import Target
+from hf_bidir.explain.request import Request, Target
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -49,7 +50,7 @@ def _support(model: PreTrainedModel, batch: Mapping[str, Tensor], target: Target
     """Sums of `|a| u` and of `|a u|` over a batch, `[2, layers, heads]`."""
     layers, calls = signed_layers(model), []
     with hooked(layers, before=lambda layer, *_: calls.append(layer)):
-        coefficients, gradients = coefficients_and_gradients(model, batch, target, None)
+        coefficients, gradients = coefficients_and_gradients(ForwardCache(model, batch), Request(target=target))
     sums = {layer: torch.zeros(2, coefficients[0].shape[1], dtype=torch.double) for layer in layers}
     for layer, coefficient, support in zip(calls, coefficients, gradients, strict=True):
         pull = (coefficient.abs() * support).double()  # 0 for queries at padding

@@ -7,7 +7,8 @@ import torch
 
 import hf_bidir
 from benchmarks.runs import read_runs
-from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
+from hf_bidir.explain import token_scores
+from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
 from research.explanations import causal, report, run
 from tests.tiny_models import stock_model
 
@@ -88,7 +89,7 @@ def test_y_falls_by_its_difference_without_the_removed_tokens(prompt):
 
 def test_a_row_per_method_and_seed_has_the_fall_without_the_best_quarter(prompt):
     rows = {(row["method"], row["seed"]): row for row in causal.measured(prompt)}
-    effects = hf_bidir.explain.erasure(prompt.model, prompt.inputs, prompt.target, position=prompt.position)
+    effects = token_scores(prompt.model, prompt.inputs, "erasure", prompt.target, position=prompt.position)
     best = effects[0, :5].topk(2).indices  # a quarter of five, rounded up; y is read from the sixth
     removed = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, best, True)
     assert rows["erasure", 0]["deleted"] == pytest.approx(prompt.falls(removed)["deleted"].item(), abs=1e-3)

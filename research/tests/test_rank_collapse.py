@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, BidirBertModel
 from hf_bidir.common.errors import InputError
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from research.rank_collapse import (
     STACKS,
     WITHOUT_NORM,

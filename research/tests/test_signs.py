@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.methods.contributions import edge_contributions
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain import ForwardCache, Request, edge_contributions
+from hf_bidir.explain.forward import record_coefficients
 from research.signs import copies, effects, negations, quiet
 from research.signs.observed import layers_of, output_maps
 from research.signs.orientation import sign_shares
@@ -29,7 +29,7 @@ def decoder(layers=2):
 def test_coefficients_times_values_along_the_gradient_are_the_contributions_of_the_package():
     model, inputs = bert(), {"input_ids": sentences()["input_ids"][:1]}
     _, layers = layers_of(model, inputs, lambda outputs: outputs.logits[0, 1])
-    for layer, expected in zip(layers, edge_contributions(model, inputs, 1), strict=True):
+    for layer, expected in zip(layers, edge_contributions(ForwardCache(model, inputs), Request(target=1)), strict=True):
         torch.testing.assert_close(layer.coefficients * (layer.gradient @ layer.values.mT), expected[0])
 
 

@@ -18,6 +18,7 @@ from hf_bidir import (
 )
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
+from hf_bidir.explain import ForwardCache, Request, explain, load_checkpoint
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
 # weights so large that coefficients are far from uniform, and a tiny model's outputs from constant
@@ -135,6 +136,18 @@ def tokenizer():
     pieces.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     names = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL}
     return PreTrainedTokenizerFast(tokenizer_object=pieces, **names)
+
+
+def asked(function, model, inputs, target=None, *, position=None, instead_of=None, **options):
+    """What a function of a cache and a request computes for these inputs."""
+    request = Request(target=target, position=position, instead_of=instead_of)
+    return function(ForwardCache(model, inputs), request, **options)
+
+
+def explained(source, text, method=None, **choices):
+    """The explanation by a checkpoint, or by a model and its processor."""
+    source = source if isinstance(source, tuple) else load_checkpoint(source)
+    return explain(*source, text, method, **choices)
 
 
 def saved(model, processor, folder):

@@ -11,11 +11,11 @@ import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
-from hf_bidir.explain import align, contributions, cross_rollout, explain
+from hf_bidir.explain import align, cross_rollout, explain, head_contributions
+from hf_bidir.explain.forward import record_maps
 from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
-from hf_bidir.explain.record import record_maps
 from hf_bidir.finetune.data.tokenizer import train_words
-from tests.explain.conftest import saved, tokenizer, with_biases
+from tests.explain.conftest import asked, saved, tokenizer, with_biases
 from tests.tiny_models import STOCK
 
 TEXT = "c a d b"
@@ -172,7 +172,7 @@ def test_an_encoder_decoder_has_methods_of_its_own():
     with pytest.raises(ValueError, match=told):
         explain(model, TOKENIZER, TEXT, "erasure")
     with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
-        contributions(model, dict(TOKENIZER(TEXT, return_tensors="pt")))
+        asked(head_contributions, model, dict(TOKENIZER(TEXT, return_tensors="pt")))
     with pytest.raises(ValueError, match="that generates text; got BidirRnnForSequence"):
         align(BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10)), TOKENIZER, TEXT)
 

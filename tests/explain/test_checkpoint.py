@@ -18,10 +18,9 @@ from transformers import (
 )
 
 from hf_bidir.explain import load_checkpoint, read_text
-from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.inputs.text import spelled
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import saved, tokenizer, vit
+from tests.explain.conftest import explained, saved, tokenizer, vit
 
 
 def test_a_softmax_checkpoint_is_read_with_the_outputs_of_the_stock_model(stock_checkpoint):
@@ -45,7 +44,7 @@ def test_a_model_of_sound_is_refused_for_what_it_reads(tmp_path):
     Wav2Vec2ForSequenceClassification(config).save_pretrained(tmp_path / "speech")
     Wav2Vec2FeatureExtractor().save_pretrained(tmp_path / "speech")
     with pytest.raises(ValueError, match="Wav2Vec2ForSequenceClassification takes sound, video or several inputs"):
-        explain_checkpoint(tmp_path / "speech", "a good film")
+        explained(tmp_path / "speech", "a good film")
 
 
 def test_a_model_of_image_and_text_is_refused_for_what_it_reads(tmp_path):
@@ -56,7 +55,7 @@ def test_a_model_of_image_and_text_is_refused_for_what_it_reads(tmp_path):
     )
     saved(LlavaForConditionalGeneration(config), tokenizer(), tmp_path / "llava")
     with pytest.raises(ValueError, match=r"one text or one image; LlavaForConditionalGeneration takes .* several"):
-        explain_checkpoint(tmp_path / "llava", "a good film")
+        explained(tmp_path / "llava", "a good film")
 
 
 def test_word_pieces_are_joined_to_the_words_of_the_text():

@@ -5,9 +5,9 @@ import torch
 from transformers import ViTImageProcessor
 
 from hf_bidir.checkpoints.layer_hooks import observed_layers
-from hf_bidir.explain import explain, read_text
+from hf_bidir.explain import ForwardCache, Request, explain, read_text
 from hf_bidir.explain.coefficients import head_of_query, strongest_head
-from hf_bidir.explain.record import Record, record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import bert, family, images, pooling, tokenizer
 
@@ -32,7 +32,7 @@ def recorded(model, inputs):
 )
 def test_the_query_is_the_position_that_the_output_is_read_from(head, row, query):
     model, example = family(head, pad_token_id=0), text()
-    shown = head_of_query(Record(model, example.inputs), example, head=1)
+    shown = head_of_query(ForwardCache(model, example.inputs), example, Request(head=1))
     expected = example.by_token(recorded(model, example.inputs)[-1][0, 1, row])
     torch.testing.assert_close(shown.values, expected)
     assert shown.heading == f"Coefficients of layer 2, head 1, for {query}"
@@ -55,7 +55,7 @@ def images_of(model):
 
 def test_a_single_query_is_named_so():
     model, example = pooling(), text()
-    shown = head_of_query(Record(model, example.inputs), example)
+    shown = head_of_query(ForwardCache(model, example.inputs), example, Request())
     torch.testing.assert_close(shown.values, example.by_token(recorded(model, example.inputs)[0][0, 0, 0]))
     assert (shown.query, shown.chosen) == ("its only query", "")
 
@@ -68,10 +68,10 @@ def test_the_head_is_the_one_whose_weighted_values_are_largest_unless_it_is_aske
     with observed_layers(part, lambda _layer, _key, value, _context: values.append(value[0])):
         rows = recorded(model, example.inputs)[2 if layer is None else layer][0, :, :1]
     assert strongest_head(rows, values[0]) == 1
-    shown = head_of_query(Record(model, example.inputs), example, layer=layer)
+    shown = head_of_query(ForwardCache(model, example.inputs), example, Request(layer=layer))
     assert (shown.layer, shown.head) == (2 if layer is None else layer, 1)
     assert f"Of the heads of {'the last' if layer is None else 'this'} layer" in shown.caption
-    asked = head_of_query(Record(model, example.inputs), example, layer=layer, head=0)
+    asked = head_of_query(ForwardCache(model, example.inputs), example, Request(layer=layer, head=0))
     assert (asked.head, asked.chosen) == (0, "")
 
 

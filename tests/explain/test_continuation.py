@@ -13,19 +13,19 @@ import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.explain import (
     METHODS,
+    Request,
     explain,
     explain_continuation,
     integrated_gradients,
     integrated_relevance,
     load_checkpoint,
     methods,
-    prediction_scores,
     token_scores,
 )
-from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir.explain.generation import prediction_scores
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import saved, with_biases
+from tests.explain.conftest import explained, saved, with_biases
 
 PROMPT, NEXT = "the film was", "not good"
 TOKENIZER = train_byte_level([f"{PROMPT} {NEXT} and the film was bad"] * 9, vocab_size=290, max_length=16)
@@ -65,7 +65,7 @@ def test_every_row_equals_the_explanation_of_its_token_alone(method, name):
     ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
-    rows = prediction_scores(model, inputs, predictions, positions, method, batch_size=2)
+    rows = prediction_scores(model, inputs, Request(method, predictions, position=positions), batch_size=2)
     assert rows.shape == (len(predictions), ids.shape[1] - 1)
     for row, prediction, position in zip(rows, predictions.tolist(), positions.tolist(), strict=True):
         alone = {name: value[:, : position + 1] for name, value in inputs.items()}
@@ -118,7 +118,7 @@ def test_y_is_the_logit_minus_the_mean_so_a_shift_of_all_logits_changes_nothing(
 
 
 def test_the_page_colours_the_tokens_that_each_token_attends_to(folder):
-    found = explain_checkpoint(folder, PROMPT, continuation=NEXT)
+    found = explained(folder, PROMPT, continuation=NEXT)
     page = found.page()
     parts = page.split("<h2>→ ")[1:]
     assert len(parts) == len(found.written) == found._repr_html_().count("<h2>→ ")
@@ -129,7 +129,7 @@ def test_the_page_colours_the_tokens_that_each_token_attends_to(folder):
 
 def test_beside_each_token_stand_the_coefficients_at_the_position_before_it(folder):
     source = load_checkpoint(folder)
-    found = explain_checkpoint(source, PROMPT, continuation=NEXT, layer=1, head=1, method="contributions")
+    found = explained(source, PROMPT, continuation=NEXT, layer=1, head=1, method="contributions")
     ids = source[1](f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"][:, :-1]
     coefficients = source[0](ids, output_attentions=True).attentions[1][0, 1]
     torch.testing.assert_close(found.scores["a of layer 1, head 1"], coefficients[-len(found.written) :])
@@ -153,7 +153,7 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
 
 
 def test_a_continuation_whose_scores_are_small_beside_y_has_a_warning_and_pale_colours(folder):
-    found = explain_checkpoint(folder, PROMPT, continuation=NEXT)
+    found = explained(folder, PROMPT, continuation=NEXT)
     assert not found.notes
     small = replace(found, scores={unit: rows / 1e4 for unit, rows in found.scores.items()})
     told = "These scores explain almost nothing"
@@ -163,7 +163,7 @@ def test_a_continuation_whose_scores_are_small_beside_y_has_a_warning_and_pale_c
 
 
 def test_a_continuation_explained_without_signs_prints_none(folder):
-    told = explain_checkpoint(folder, PROMPT, continuation=NEXT, method="rollout").summary()
+    told = explained(folder, PROMPT, continuation=NEXT, method="rollout").summary()
     assert "+" not in told.partition("Largest magnitude first:")[2]
     assert "y is" not in told
 
@@ -195,7 +195,7 @@ def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
     model.register_forward_pre_hook(lambda *call: rows.append(len(call[-1]["input_ids"])), with_kwargs=True)
     ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
     for targets in (torch.tensor([5]), torch.tensor([5, 6, 7])):
-        prediction_scores(model, {"input_ids": ids}, targets, torch.full_like(targets, 3), "erasure")
+        prediction_scores(model, {"input_ids": ids}, Request("erasure", targets, position=torch.full_like(targets, 3)))
     assert rows == [1, ids.shape[1]] * 2
 
 
@@ -229,7 +229,7 @@ def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(m
 )
 def test_bad_input_is_one_error_with_the_expectation(text, chosen, told, folder):
     with pytest.raises(ValueError, match=told):
-        explain_checkpoint(folder, text, **chosen)
+        explained(folder, text, **chosen)
 
 
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(model):
@@ -244,7 +244,7 @@ def test_a_masked_language_model_takes_no_continuation():
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = hf_bidir.BidirBertForMaskedLM(hf_bidir.BidirBertConfig(vocab_size=len(TOKENIZER), **shape))
     with pytest.raises(ValueError, match="BidirBertForMaskedLM does not generate text"):
-        explain_checkpoint((model, TOKENIZER), PROMPT, new_tokens=3)
+        explained((model, TOKENIZER), PROMPT, new_tokens=3)
 
 
 def test_blank_and_control_characters_become_visible():

@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel, tanhmax
+from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import contributions, edge_contributions, pooled_contributions
-from hf_bidir.explain.target import Contrast
-from tests.explain.conftest import bert, flip_heads, images, sentences, vit
+from hf_bidir.explain import edge_contributions, head_contributions
+from tests.explain.conftest import asked, bert, flip_heads, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
 GAUGES = st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=3, max_size=3)
@@ -21,12 +20,12 @@ GAUGES = st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=3, m
 @given(gauge=GAUGES)
 def test_contributions_do_not_change_under_a_gauge_flip(model, inputs, gauge):
     model, inputs = model(), inputs()
-    before = edge_contributions(model, inputs)
+    before = asked(edge_contributions, model, inputs)
     flip_heads(model, torch.tensor(gauge))
-    for was, now in zip(before, edge_contributions(model, inputs), strict=True):
+    for was, now in zip(before, asked(edge_contributions, model, inputs), strict=True):
         torch.testing.assert_close(now, was, atol=1e-6, rtol=1e-5)
     assert max(layer.abs().max() for layer in before) > 0.01
-    torch.testing.assert_close(contributions(model, inputs)[:, 1], before[1].sum(2), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(asked(head_contributions, model, inputs)[:, 1], before[1].sum(2), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("model", "inputs"), BATCHES)
@@ -34,7 +33,7 @@ def test_an_edge_is_the_first_order_effect_of_scaling_its_coefficient(model, inp
     model, inputs = model().double(), inputs()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     layer, head, query, key, step = 1, 1, 2, 3, 1e-4
-    edges = edge_contributions(model, inputs, target=1)
+    edges = asked(edge_contributions, model, inputs, target=1)
 
     def scaled(factor):
         calls = iter(range(3))
@@ -56,41 +55,47 @@ def test_an_edge_is_the_first_order_effect_of_scaling_its_coefficient(model, inp
 
 def test_a_padded_sentence_contributes_what_it_does_alone():
     model, inputs = bert(), sentences()
-    alone = contributions(model, {"input_ids": inputs["input_ids"][1:, :4]})
-    both = contributions(model, inputs)
+    alone = asked(head_contributions, model, {"input_ids": inputs["input_ids"][1:, :4]})
+    both = asked(head_contributions, model, inputs)
     torch.testing.assert_close(both[1:, ..., :4], alone, atol=1e-6, rtol=1e-5)
     assert not both[1, ..., 4:].any()
 
 
 def test_the_default_target_is_the_predicted_class_and_names_are_those_of_the_config():
     model, inputs = bert(id2label={0: "against", 1: "for"}, label2id={"against": 0, "for": 1}), sentences()
-    torch.testing.assert_close(contributions(model, inputs, "for"), contributions(model, inputs, 1))
+    torch.testing.assert_close(
+        asked(head_contributions, model, inputs, "for"), asked(head_contributions, model, inputs, 1)
+    )
     predicted = model(**inputs).logits.argmax(-1)
-    torch.testing.assert_close(contributions(model, inputs), contributions(model, inputs, target=predicted.int()))
-    assert contributions(model.double(), inputs, predicted.tolist()).dtype == torch.float64
+    torch.testing.assert_close(
+        asked(head_contributions, model, inputs), asked(head_contributions, model, inputs, target=predicted.int())
+    )
+    assert asked(head_contributions, model.double(), inputs, predicted.tolist()).dtype == torch.float64
 
 
 def test_frozen_weights_training_mode_no_grad_and_inference_mode_change_nothing():
     model, inputs = bert(), sentences()
-    expected = contributions(model, inputs)
+    expected = asked(head_contributions, model, inputs)
     model.requires_grad_(False).train()
     with torch.no_grad():
-        torch.testing.assert_close(contributions(model, inputs), expected)
+        torch.testing.assert_close(asked(head_contributions, model, inputs), expected)
     with torch.inference_mode():
-        torch.testing.assert_close(contributions(model, {k: v + 0 for k, v in inputs.items()}), expected)
+        torch.testing.assert_close(asked(head_contributions, model, {k: v + 0 for k, v in inputs.items()}), expected)
     assert model.training
 
 
 def test_a_single_row_of_positions_and_return_dict_false_are_accepted():
     model, inputs = bert(), sentences()
-    expected = contributions(model, inputs)
+    expected = asked(head_contributions, model, inputs)
     model.config.return_dict = False
-    torch.testing.assert_close(contributions(model, {**inputs, "position_ids": torch.arange(6).unsqueeze(0)}), expected)
+    torch.testing.assert_close(
+        asked(head_contributions, model, {**inputs, "position_ids": torch.arange(6).unsqueeze(0)}), expected
+    )
 
 
 def test_a_masked_language_model_is_explained_at_a_position():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
-    total = contributions(model, inputs, target=7, position=2)[:, -1]
+    total = asked(head_contributions, model, inputs, target=7, position=2)[:, -1]
 
     def edit(coefficients):  # in the last layer, only the row of that position reaches the output
         calls.append(coefficients)
@@ -102,17 +107,6 @@ def test_a_masked_language_model_is_explained_at_a_position():
         logit = (logits[:, 7] - logits.mean(-1)).sum()
     expected = calls[-1] * torch.autograd.grad(logit, calls[-1])[0]
     torch.testing.assert_close(total, expected[:, :, 2].detach())
-
-
-def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
-    torch.manual_seed(0)
-    readout, values = torch.nn.Linear(6, 3), torch.randn(2, 5, 6)
-    coefficients = tanhmax(torch.randn(2, 5))
-    logits = readout((coefficients.unsqueeze(-1) * values).sum(1))
-    shares = pooled_contributions(coefficients, values, readout.weight[1])
-    torch.testing.assert_close(shares.sum(-1), logits[:, 1] - readout.bias[1])
-    flipped = pooled_contributions(-coefficients, -values, readout.weight[1])
-    torch.testing.assert_close(flipped, shares)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +131,7 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
         (
             lambda: bert(head=BidirBertModel),
             sentences,
-            {"target": Contrast(None, 1)},
+            {"instead_of": 1},
             "has no classes; got instead_of 1, leave it out",
         ),
         (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "Explain model.base_model, the same model"),
@@ -146,4 +140,4 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
 )
 def test_bad_input_is_one_error_with_the_expectation(model, inputs, options, message):
     with pytest.raises(ValueError, match=message):
-        contributions(model(), inputs(), **options)
+        asked(head_contributions, model(), inputs(), **options)

@@ -6,7 +6,7 @@ import torch
 from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import erasure
-from tests.explain.conftest import bert, images, sentences, vit
+from tests.explain.conftest import asked, bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
 
@@ -54,7 +54,7 @@ def painted(model, inputs, token):
 )
 def test_the_effect_of_a_token_is_the_fall_of_the_logit_without_it(model, inputs, how, without, tokens):
     model, inputs = model(), inputs()
-    effects = erasure(model, inputs, target=1, how=how)
+    effects = asked(erasure, model, inputs, target=1, how=how)
     for token in tokens:
         expected = logit(model, inputs) - without(model, inputs, token)
         torch.testing.assert_close(effects[:, token], expected, atol=1e-5, rtol=1e-4)
@@ -65,13 +65,15 @@ def test_the_effect_of_a_token_is_the_fall_of_the_logit_without_it(model, inputs
 def test_positions_move_up_and_a_single_token_is_not_deleted():
     model, inputs = bert(), sentences()
     positions = inputs | {"position_ids": torch.arange(6).unsqueeze(0)}
-    torch.testing.assert_close(erasure(model, positions, how="token"), erasure(model, inputs, how="token"))
-    assert erasure(model, {"input_ids": torch.tensor([[2]])}, how="token").tolist() == [[0.0]]
+    torch.testing.assert_close(
+        asked(erasure, model, positions, how="token"), asked(erasure, model, inputs, how="token")
+    )
+    assert asked(erasure, model, {"input_ids": torch.tensor([[2]])}, how="token").tolist() == [[0.0]]
 
 
 def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
-    effects = erasure(model, inputs, target=7, how="token", position=2)
+    effects = asked(erasure, model, inputs, target=7, how="token", position=2)
     with torch.no_grad():
         logits = model(**inputs).logits
         whole = logits[:, 2, 7] - logits[:, 2].mean(-1)
@@ -85,8 +87,8 @@ def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
 @pytest.mark.parametrize("how", ["renormalise", "zero", "token"])
 def test_padding_has_no_effect_and_chunks_do_not_matter(how):
     model, inputs = bert(), sentences()
-    effects = erasure(model, inputs, how=how)
-    torch.testing.assert_close(erasure(model, inputs, how=how, chunk_size=3), effects, atol=1e-5, rtol=1e-4)
+    effects = asked(erasure, model, inputs, how=how)
+    torch.testing.assert_close(asked(erasure, model, inputs, how=how, chunk_size=3), effects, atol=1e-5, rtol=1e-4)
     assert not effects[1, 4:].any()
 
 
@@ -99,9 +101,9 @@ def test_a_token_with_almost_all_attention_gives_finite_numbers():
         return dominant
 
     with edited_coefficients(model, dominated):
-        assert erasure(model, inputs).isfinite().all()
+        assert asked(erasure, model, inputs).isfinite().all()
 
 
 def test_an_unknown_how_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match='"renormalise", "zero" or "token", got \'delete\''):
-        erasure(bert(), sentences(), how="delete")
+        asked(erasure, bert(), sentences(), how="delete")

@@ -13,7 +13,7 @@ import torch
 from hf_bidir import BidirBertModel
 from hf_bidir.explain import Explanation, Explanations, explain, explain_each, read_text, token_scores, word_table
 from hf_bidir.explain.inputs.text import windows_of
-from hf_bidir.explain.methods import TEXT_DEFAULT, default_method
+from hf_bidir.explain.request import TEXT_DEFAULT, default_method
 from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer
 
 TEXTS = ["a unbelievably good film", "bad", "a film !", "good bad good"]

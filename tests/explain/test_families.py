@@ -12,23 +12,24 @@ from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
 from hf_bidir.explain import (
     METHODS,
-    contributions,
+    ForwardCache,
     edge_contributions,
     erasure,
+    head_contributions,
     read_image,
     token_scores,
     value_weighted,
 )
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import FAMILIES, PICTURES, TEXTS, family, flip_heads, inputs_of, saved, tokenizer
+from tests.explain.conftest import FAMILIES, PICTURES, TEXTS, asked, family, flip_heads, inputs_of, saved, tokenizer
 
 TEXT_FAMILIES = [name for name in FAMILIES if "Image" not in name]
 CAUSAL = ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"]
 
 
 def erase_patches(model, inputs):
-    return erasure(model, inputs, how="token")
+    return asked(erasure, model, inputs, how="token")
 
 
 def allowed_flips(model, seed=0):
@@ -44,11 +45,11 @@ def allowed_flips(model, seed=0):
 def test_flipped_heads_change_their_own_coefficients_and_neither_outputs_nor_scores(name):
     model = family(name)
     inputs, flips = inputs_of(model), allowed_flips(model)
-    before, (outputs, was) = edge_contributions(model, inputs, target=1), record_coefficients(model, inputs)
+    before, (outputs, was) = asked(edge_contributions, model, inputs, target=1), record_coefficients(model, inputs)
     scores = token_scores(model, inputs, "attnlrp", 1)
     flip_heads(model, flips)
     torch.testing.assert_close(token_scores(model, inputs, "attnlrp", 1), scores, atol=1e-4, rtol=1e-3)
-    for first, second in zip(before, edge_contributions(model, inputs, target=1), strict=True):
+    for first, second in zip(before, asked(edge_contributions, model, inputs, target=1), strict=True):
         torch.testing.assert_close(second, first, atol=1e-5, rtol=1e-4)
     calls = len(was) // len(flips)  # ALBERT runs one layer several times
     signs = (1 - 2.0 * flips).repeat_interleave(calls, 0)[:, None, :, None, None]
@@ -75,7 +76,7 @@ def test_every_method_gives_a_number_per_token_and_padding_changes_nothing(name)
 def test_weighted_values_are_the_norm_of_what_an_edge_adds_to_the_output(name):
     model = family(name)
     inputs, (query, key), layer = inputs_of(model), (3, 2), projections(model)[-1]
-    norms, outputs, calls = value_weighted(model, inputs), [], []
+    norms, outputs, calls = value_weighted(ForwardCache(model, inputs)), [], []
     layer.output.register_forward_hook(lambda *call: outputs.append(call[-1]))
 
     def without_edge(coefficients):
@@ -96,7 +97,7 @@ def test_weighted_values_are_the_norm_of_what_an_edge_adds_to_the_output(name):
 def test_a_layer_that_runs_several_times_has_as_many_contributions():
     model = family("AlbertForSequenceClassification")
     assert len(signed_layers(model)) == 1
-    assert contributions(model, inputs_of(model)).shape == (2, 3, 2, 6)
+    assert asked(head_contributions, model, inputs_of(model)).shape == (2, 3, 2, 6)
     with pytest.raises(ValueError, match="layer 3 does not exist; choose 0 to 2"):
         token_scores(model, inputs_of(model), "rollout", layer=3)
 
@@ -122,9 +123,9 @@ def test_a_model_whose_tokens_or_values_are_not_as_assumed_is_refused(name, opti
 
 def test_positions_that_start_after_the_padding_index_are_fewer():
     model = family("RobertaForSequenceClassification")
-    contributions(model, {"input_ids": torch.full((1, 22), 5)})
+    asked(head_contributions, model, {"input_ids": torch.full((1, 22), 5)})
     with pytest.raises(ValueError, match="expected at most 22 tokens, got 23"):
-        contributions(model, {"input_ids": torch.full((1, 23), 5)})
+        asked(head_contributions, model, {"input_ids": torch.full((1, 23), 5)})
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -134,7 +135,7 @@ def test_a_decoder_is_explained_at_its_last_token(name):
     _, coefficients = record_coefficients(model, inputs)
     expected = torch.stack([coefficients[-1][0, :, 5].abs().mean(0), coefficients[-1][1, :, 3].abs().mean(0)])
     torch.testing.assert_close(token_scores(model, inputs, "attention"), expected.detach())
-    kept = erasure(model, inputs, how="token") == 0
+    kept = asked(erasure, model, inputs, how="token") == 0
     assert kept.tolist() == [[False] * 5 + [True], [False] * 3 + [True] * 3]
 
 
@@ -143,7 +144,9 @@ def test_the_encoder_of_a_signed_model_is_explained_like_a_separate_one():
     alone = hf_bidir.BidirRobertaModel(model.config, add_pooling_layer=False).eval()
     alone.load_state_dict(model.base_model.state_dict())
     inputs = inputs_of(model)
-    torch.testing.assert_close(contributions(model.base_model, inputs), contributions(alone, inputs))
+    torch.testing.assert_close(
+        asked(head_contributions, model.base_model, inputs), asked(head_contributions, alone, inputs)
+    )
 
 
 def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method():
@@ -153,7 +156,7 @@ def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method()
     for method in METHODS:
         with pytest.raises(ValueError, match=r"coefficients .* of the shapes \(., ., .+\), \(1, "):
             token_scores(model, inputs, method)
-    assert [len(layer) for layer in edge_contributions(model, inputs)] == [4, 1]
+    assert [len(layer) for layer in asked(edge_contributions, model, inputs)] == [4, 1]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from hf_bidir.checkpoints.layer_hooks import edited_projections
 from hf_bidir.cli import app
 from hf_bidir.explain import explain_head
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.explain.inputs.text import signed
-from hf_bidir.explain.record import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import bert, family, pooling, tokenizer
 from tests.explain.test_signed_maps import differential

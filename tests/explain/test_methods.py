@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertForMaskedLM
-from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, token_scores
+from hf_bidir.explain import METHODS, attention_flow, attention_rollout, head_contributions, token_scores
+from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.explain.methods import sink_note
-from hf_bidir.explain.record import record_coefficients
-from tests.explain.conftest import bert, family, flip_heads, images, pooling, sentences, vit
+from tests.explain.conftest import asked, bert, family, flip_heads, images, pooling, sentences, vit
 
 
 def coefficients(model, inputs):
@@ -77,7 +77,7 @@ def test_layer_and_head_select_coefficients():
     attentions, keep = coefficients(model, inputs), inputs["attention_mask"]
     chosen = {"layer": 1, "head": 1}
     expected = {
-        "contributions": contributions(model, inputs)[:, 1, 1],
+        "contributions": asked(head_contributions, model, inputs)[:, 1, 1],
         "attention": attentions[1][:, 1, 0].abs(),
         "rollout": attention_rollout(attentions[:2], keep, heads=1)[:, 0],
         "flow": attention_flow(attentions[:2], keep, heads=1),

@@ -13,11 +13,11 @@ from torch import nn
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
 from hf_bidir.explain import align, integrated_relevance, relevance
-from hf_bidir.explain.methods import NoRule
 from hf_bidir.explain.methods.attnlrp import RelevanceRules, proportional, relevance_rules
-from hf_bidir.explain.target import InputFunction
+from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.registry import NoRule
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer
+from tests.explain.conftest import FAMILIES, asked, bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import stock_model
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -80,7 +80,7 @@ def absorbed_by_attention(y, calls):
 def test_relevance_sums_to_the_logit_without_what_the_normalisers_absorb(name, negative_mass):
     model = without_biases(family(name, negative_mass))
     inputs = doubled(inputs_of(model))
-    scores = relevance(model, inputs, target=1)
+    scores = asked(relevance, model, inputs, target=1)
     y, calls = attended(model, inputs)
     absorbed = absorbed_by_attention(y, calls)
     torch.testing.assert_close(y.detach(), model(**inputs).logits[:, 1])
@@ -100,7 +100,7 @@ def test_softmax_models_have_the_relevance_that_lxt_computes(file):
     model = hf_bidir.signed(model.eval(), negative_mass=0.0)
     inputs = {"input_ids": found["input_ids"], "attention_mask": torch.ones_like(found["input_ids"])}
     torch.testing.assert_close(model(**inputs).logits[:, 1], found["logit"])
-    torch.testing.assert_close(relevance(model, inputs, target=1), found["relevance"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(asked(relevance, model, inputs, target=1), found["relevance"], rtol=1e-4, atol=1e-6)
 
 
 @every_mass
@@ -161,18 +161,20 @@ def test_integrated_relevance_is_the_mean_modified_gradient_at_midpoints():
         with torch.enable_grad(), relevance_rules(model):
             y = function.score(point, function.rows)
             expected = expected + torch.autograd.grad(y.sum(), point)[0] / 2
-    torch.testing.assert_close(integrated_relevance(model, inputs, 1, steps=2), (change * expected).sum(-1).detach())
+    torch.testing.assert_close(
+        asked(integrated_relevance, model, inputs, 1, steps=2), (change * expected).sum(-1).detach()
+    )
     with pytest.raises(ValueError, match="expected at least one step"):
-        integrated_relevance(model, inputs, 1, steps=0)
+        asked(integrated_relevance, model, inputs, 1, steps=0)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_the_attention_backend_does_not_matter(backend):
     model = family("LlamaForSequenceClassification").double().train()
     frozen = model.score.weight.requires_grad_(False)
-    before = relevance(model, inputs_of(model), target=1)
+    before = asked(relevance, model, inputs_of(model), target=1)
     model.set_attn_implementation(backend)
-    torch.testing.assert_close(relevance(model, inputs_of(model), target=1), before)
+    torch.testing.assert_close(asked(relevance, model, inputs_of(model), target=1), before)
     assert (model.training, frozen.requires_grad) == (True, False)  # left as it was
     assert all(layer.signed_view.change() is None for layer in signed_layers(model))
 
@@ -181,7 +183,7 @@ def test_a_recurrent_encoder_has_no_rule():
     config = hf_bidir.BidirRnnConfig(vocab_size=40, embedding_size=8, hidden_size=8)
     model = hf_bidir.BidirRnnForSequenceClassification(config).eval()
     with pytest.raises(ValueError, match=r"no rule for BidirRnn.*; use contributions"):
-        relevance(model, {"input_ids": torch.arange(5, 11).view(1, 6)})
+        asked(relevance, model, {"input_ids": torch.arange(5, 11).view(1, 6)})
 
 
 def test_the_relevance_of_a_source_and_of_what_was_generated_sum_to_the_logit():
@@ -208,8 +210,8 @@ def test_the_relevance_of_a_source_and_of_what_was_generated_sum_to_the_logit():
 
 def test_half_precision_has_about_the_same_relevance():
     model = bert()
-    exact = relevance(model, sentences(), target=1)
-    rounded = relevance(model.to(torch.bfloat16), sentences(), target=1)
+    exact = asked(relevance, model, sentences(), target=1)
+    rounded = asked(relevance, model.to(torch.bfloat16), sentences(), target=1)
     assert torch.corrcoef(torch.stack([exact[0], rounded[0].float()]))[0, 1] > 0.98
 
 

@@ -11,9 +11,8 @@ from hf_bidir import BidirBertForMaskedLM, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import explain, load_checkpoint, read_text, token_scores
-from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.registry import TEXT_DEFAULT
-from tests.explain.conftest import NAMES, bert, tokenizer
+from tests.explain.conftest import NAMES, bert, explained, tokenizer
 from tests.processes import run_python
 
 TEXT = "a unbelievably good film !"
@@ -50,7 +49,7 @@ def test_what_is_explained_of_a_model_without_probabilities():
 
 
 def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
-    explanation = explain_checkpoint(checkpoint, TEXT, target="negative", layer=1, head=0)
+    explanation = explained(checkpoint, TEXT, target="negative", layer=1, head=0)
     example = read_text(tokenizer(), TEXT, 12)
     scores = token_scores(bert(**NAMES), example.inputs, target=0, layer=1, head=0)
     torch.testing.assert_close(explanation.scores, example.by_token(scores[0]))
@@ -59,9 +58,9 @@ def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
 
 def test_a_masked_language_model_is_explained_at_the_mask():
     source = bert(head=BidirBertForMaskedLM), tokenizer()
-    assert 'Explained: y, the logit of "good"' in explain_checkpoint(source, "a [MASK] film", target="good").explained
+    assert 'Explained: y, the logit of "good"' in explained(source, "a [MASK] film", target="good").explained
     with pytest.raises(ValueError, match=r"expected \[MASK\] in the text"):
-        explain_checkpoint(source, "a film")
+        explained(source, "a film")
 
 
 def test_a_text_that_is_too_long_is_explained_in_windows_with_a_note(checkpoint, tmp_path):
@@ -118,12 +117,12 @@ def test_a_figure_that_a_sink_fills_has_a_note(checkpoint):
         return torch.nn.functional.one_hot(torch.zeros_like(coefficients[..., 0]).long(), coefficients.shape[-1]) * 1e3
 
     with edited_coefficients(model, onto_the_first):
-        explanation = explain_checkpoint((model, words), TEXT, figures=["rollout"])
+        explanation = explained((model, words), TEXT, figures=["rollout"])
     assert "a sink of the attention, holds 100% of the scores of rollout" in explanation.notes[-1]
 
 
 def test_only_the_figures_that_were_asked_for_are_made(checkpoint, tmp_path):
-    without = explain_checkpoint(checkpoint, TEXT)
+    without = explained(checkpoint, TEXT)
     assert (without.traced, without.heads, set(without.figures())) == ({}, None, {"coefficients", "scores"})
     result = run(checkpoint, TEXT, "--figure", "heads", "--figure", "flow", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -131,13 +130,13 @@ def test_only_the_figures_that_were_asked_for_are_made(checkpoint, tmp_path):
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     for heading, shown in (("Maximum flow", True), ("Contribution of each layer", True), ("Rollout", False)):
         assert (f"<h2>{heading}" in page) == shown
-    found = explain_checkpoint(checkpoint, TEXT, figures=["flow"])
+    found = explained(checkpoint, TEXT, figures=["flow"])
     scores = token_scores(bert(**NAMES), found.example.inputs, "flow")[0]
     torch.testing.assert_close(found.traced["flow"], found.example.by_token(scores, False))
 
 
 def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
-    explanation = explain_checkpoint(checkpoint, TEXT, figures=["heads"])
+    explanation = explained(checkpoint, TEXT, figures=["heads"])
     assert explanation.scale().limit == explanation.shown(explanation.scores)[1].abs().max()
     heads = explanation.figures()["heads"]
     assert max(image.norm.vmax for axes in heads.axes for image in axes.images) == explanation.heads.abs().max()
@@ -148,13 +147,13 @@ def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
 def test_scores_that_are_small_beside_y_are_pale_and_have_a_warning(checkpoint, method):
     model, words = load_checkpoint(checkpoint)
     model.classifier.bias.data[1] = -1e3  # y hardly depends on the text
-    found = explain_checkpoint((model, words), TEXT, target="positive", method=method)
+    found = explained((model, words), TEXT, target="positive", method=method)
     told = "These scores explain almost nothing"
     assert [told in text for text in (found.summary(), found.page(), found._repr_html_())] == [True] * 3
     assert "How to read: + (red) supports y" in found.page()
     assert found.scale().limit == abs(found.value)
     assert ("Try the method erasure" in found.little) == (method != "erasure")
-    whole = explain_checkpoint((model, words), TEXT, target="negative", method=method)
+    whole = explained((model, words), TEXT, target="negative", method=method)
     one_head = explain(model, words, TEXT, "contributions", target="positive", head=0)
     assert (whole.little, one_head.little) == ("", "")
 
@@ -168,7 +167,7 @@ def test_scores_that_are_small_beside_y_are_pale_and_have_a_warning(checkpoint, 
     ],
 )
 def test_an_explanation_says_how_to_read_its_scores_and_what_they_sum_to(checkpoint, method, meaning, sums, signs):
-    explanation = explain_checkpoint(checkpoint, TEXT, method=method)
+    explanation = explained(checkpoint, TEXT, method=method)
     page = explanation.page()
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
     for text in (page, explanation.summary()):
@@ -177,9 +176,7 @@ def test_an_explanation_says_how_to_read_its_scores_and_what_they_sum_to(checkpo
 
 
 @pytest.mark.parametrize("method", [None, "contributions", "rollout"])
-@pytest.mark.parametrize(
-    "explained", [explain, lambda *source, method: explain_checkpoint(source[:2], TEXT, method=method)]
-)
+@pytest.mark.parametrize("explained", [explain, lambda *source, method: explained(source[:2], TEXT, method=method)])
 def test_an_explanation_runs_the_model_forward_and_backward_at_most_twice(checkpoint, method, explained, monkeypatch):
     model, processor = load_checkpoint(checkpoint)
     passes, grad = {"forward": 0, "backward": 0}, torch.autograd.grad

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from hf_bidir import convert_checkpoint
 from hf_bidir.cli import app
 from hf_bidir.explain import erasure, explain, load_checkpoint, token_scores
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.record import record_coefficients
-from tests.explain.conftest import SHAPE, bert, tokenizer, with_biases
+from hf_bidir.explain.forward import record_coefficients
+from hf_bidir.explain.request import methods_of
+from tests.explain.conftest import SHAPE, asked, bert, tokenizer, with_biases
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 TEXT, OTHER = "a unbelievably good film !", "a bad film"
@@ -93,7 +93,7 @@ def test_an_erased_token_is_not_pooled(how, mean):
     model, words = load_checkpoint(mean[0])
     model = model.compared_with(words, OTHER)
     inputs = dict(words(TEXT, return_tensors="pt"))
-    effects = erasure(model, inputs, how=how)
+    effects = asked(erasure, model, inputs, how=how)
     reduced = inputs | {"attention_mask": torch.tensor([[1, 1, 0, *[1] * (inputs["input_ids"].shape[1] - 3)]])}
     if how == "token":
         reduced = {name: torch.cat([value[:, :2], value[:, 3:]], 1) for name, value in inputs.items()}

@@ -8,11 +8,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from hf_bidir import signed, unsigned
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain import contributions, explain, token_scores
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.record import Record, record_coefficients, record_maps
+from hf_bidir.explain import explain, head_contributions, token_scores
+from hf_bidir.explain.forward import ForwardCache, record_coefficients, record_maps
+from hf_bidir.explain.request import methods_of
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import ROTARY, TEXTS, family, inputs_of, tokenizer
+from tests.explain.conftest import ROTARY, TEXTS, asked, family, inputs_of, tokenizer
 
 DIFFERENTIAL = TEXTS | ROTARY | {"num_attention_heads": 4, "lambda_std_dev": 0.5}
 
@@ -46,7 +46,7 @@ def test_contributions_of_a_signed_map_are_the_sum_over_the_softmax_maps_that_it
     parts = [(a * g).sum(2) for a, g in zip(maps, torch.autograd.grad(y, maps), strict=True)]
     halves = [part.unflatten(1, (2, -1)).sum(1) for part in parts]  # A₁ and A₂, in each of two calls per layer
     expected = torch.stack([first + second for first, second in zip(halves[::2], halves[1::2], strict=True)], 1)
-    torch.testing.assert_close(contributions(model, inputs, 1), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(asked(head_contributions, model, inputs, 1), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,7 +65,9 @@ def test_every_method_that_needs_no_output_map_explains_differential_attention(m
 def test_its_coefficients_on_a_page_are_those_of_the_signed_map():
     model = differential()
     shown = explain(model, tokenizer(), "a good film !", "erasure").coefficients
-    found = Record(model, {"input_ids": tokenizer()("a good film !", return_tensors="pt")["input_ids"]}).coefficients
+    found = ForwardCache(
+        model, {"input_ids": tokenizer()("a good film !", return_tensors="pt")["input_ids"]}
+    ).coefficients
     torch.testing.assert_close(shown.values, found[-1][0, shown.head, -1])
     assert "subtracts those of blue ones" in shown.caption
 
@@ -132,4 +134,4 @@ def test_a_users_function_that_returns_no_coefficients_is_named(of_a_user):
     with pytest.raises(
         ValueError, match='product with the values is the context; attn_implementation="silent" returns none'
     ):
-        contributions(signed(of_a_user, negative_mass=0), inputs_of(of_a_user))
+        asked(head_contributions, signed(of_a_user, negative_mass=0), inputs_of(of_a_user))

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from hf_bidir.explain import alti
-from hf_bidir.explain.record import record_coefficients
+from hf_bidir.explain import ForwardCache, token_shares
+from hf_bidir.explain.forward import record_coefficients
 from tests.explain.conftest import bert, family, images, inputs_of, sentences
 
 
 @pytest.mark.parametrize("name", ["DistilBert", "Llama", "Albert"])  # norms after and before, one layer in several runs
 def test_shares_of_a_query_sum_to_one_and_padding_has_none(name):
     model = family(f"{name}ForSequenceClassification")
-    layers = alti(model, inputs_of(model))
+    layers = token_shares(ForwardCache(model, inputs_of(model)))
     assert len(layers) == 3
     for layer in layers:
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:2]))
@@ -38,9 +38,11 @@ def test_alti_of_a_post_norm_layer_is_the_share_of_every_transformed_token():
             )
             part = norm.weight * (part - part.mean()) / whole[i].std(correction=0)
             expected[i, j] = (y[i].abs().sum() - (y[i] - part).abs().sum()).clamp_min(0)
-    torch.testing.assert_close(alti(model, inputs)[-1][0], expected / expected.sum(-1, keepdim=True))
+    torch.testing.assert_close(
+        token_shares(ForwardCache(model, inputs))[-1][0], expected / expected.sum(-1, keepdim=True)
+    )
 
 
 def test_alti_refuses_what_is_no_sum_of_attention_and_skip_connection():
     with pytest.raises(ValueError, match=r"around the BeitAttention of BidirBeit.* Use contributions"):
-        alti(family("BeitForImageClassification"), images())
+        token_shares(ForwardCache(family("BeitForImageClassification"), images()))

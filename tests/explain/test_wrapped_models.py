@@ -14,8 +14,16 @@ from transformers import AutoModelForCausalLM, BertForSequenceClassification, Bi
 import hf_bidir
 from hf_bidir import signed
 from hf_bidir.checkpoints.linear_maps import linear_maps, weight_of
-from hf_bidir.explain import METHODS, alti, contributions, explain, token_scores, value_weighted
-from tests.explain.conftest import bert, family, inputs_of, sentences, tokenizer
+from hf_bidir.explain import (
+    METHODS,
+    ForwardCache,
+    explain,
+    head_contributions,
+    token_scores,
+    token_shares,
+    value_weighted,
+)
+from tests.explain.conftest import asked, bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import inputs_of as tiny_inputs
 from tests.tiny_models import logits_of, stock_model
 
@@ -54,7 +62,7 @@ def test_quantised_weights_are_read_as_what_they_compute(rounding):
     quantize_(model, rounding())
     for linear, expected in zip(linear_maps(model), map(weight_of, linear_maps(exact)), strict=True):
         assert (weight_of(linear) - expected).abs().max() < 0.01 * expected.abs().max()
-    for shares in (value_weighted(model, sentences()), alti(model, sentences())):
+    for shares in (value_weighted(ForwardCache(model, sentences())), token_shares(ForwardCache(model, sentences()))):
         assert min(layer[0].sum() for layer in shares) > 0
 
 
@@ -152,7 +160,7 @@ def test_a_prompt_and_sharded_weights_are_refused():
 
 def test_a_wrapper_for_a_single_method_and_a_tokenizer_in_place_of_the_model_are_named():
     with pytest.raises(ValueError, match="expected the BidirBertForSequenceClassification itself, got a DataParallel"):
-        contributions(nn.DataParallel(bert()), sentences())
+        asked(head_contributions, nn.DataParallel(bert()), sentences())
     told = "expected a model and then its tokenizer or image processor; got a .*Tokenizer.* and a BidirBert"
     with pytest.raises(ValueError, match=told):
         explain(tokenizer(), bert(), SENTENCE)

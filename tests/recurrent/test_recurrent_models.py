@@ -12,8 +12,9 @@ from hf_bidir import (
     softmax,
     tanhmax,
 )
-from hf_bidir.explain import contributions, erasure, token_scores
+from hf_bidir.explain import erasure, token_scores
 from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SCORES, SCORES_ALONE
+from tests.explain.conftest import asked
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
 DECODER = {
@@ -136,10 +137,10 @@ def test_a_negative_mass_for_the_only_head_is_that_of_the_model():
 def test_contributions_are_exact_as_are_the_effects_of_zeroed_coefficients(encoder, score):
     """In one layer with a linear readout the contribution `a_i u_i` is what word i adds to the logit."""
     model, batch = model_of(encoder, score), texts()
-    added = contributions(model, batch, target=1).sum((1, 2))
+    added = token_scores(model, batch, "contributions", 1)
     assert_close(added.sum(-1), model(**batch).logits[:, 1] - model.classifier.bias[1])
     assert (added[1, 4:] == 0).all()
-    assert_close(erasure(model, batch, target=1, how="zero"), added)
+    assert_close(asked(erasure, model, batch, target=1, how="zero"), added)
 
 
 def test_erasure_drops_a_key_or_takes_the_word_from_the_text():
@@ -148,9 +149,9 @@ def test_erasure_drops_a_key_or_takes_the_word_from_the_text():
     states = model(**batch, output_hidden_states=True).hidden_states[-1][:1]
     keep = torch.arange(7)[None] != 0
     without_key = model.classifier(model.rnn.attention(states, keep)[0])[0, 1]
-    assert_close(erasure(model, batch, target=1)[0, 0], logit - without_key)
+    assert_close(asked(erasure, model, batch, target=1)[0, 0], logit - without_key)
     without_word = model(batch["input_ids"][:1, 1:]).logits[0, 1]
-    by_token = erasure(model, batch, target=1, how="token")
+    by_token = asked(erasure, model, batch, target=1, how="token")
     assert_close(by_token[0, 0], logit - without_word)
     assert by_token[2].tolist() == [0] * 7  # a text has one word at least
 

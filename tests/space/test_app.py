@@ -30,7 +30,7 @@ from screenshots import CHROMIUM, FLAGS
 from transformers import BartConfig, BartForConditionalGeneration
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirLlamaConfig, BidirLlamaForCausalLM
-from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir import explain as explanations
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from tests import forks
 
@@ -326,7 +326,7 @@ def test_the_coefficients_of_a_head_are_those_of_the_model(texts):
 
 
 def test_words_are_escaped_also_where_a_tokenizer_keeps_html_in_one(texts):
-    found = explain_checkpoint(loaded(texts[0]), "a film")
+    found = explanations.explain(*loaded(texts[0]), "a film")
     kept = replace(found.example, tokens=['<img src="x">'] * len(found.example.tokens))
     shown = pictures([replace(found, example=kept)], ["red & blue"])[0]
     assert "&lt;img src=&quot;x&quot;&gt;" in shown

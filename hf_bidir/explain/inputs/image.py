@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.images import image_mode, open_image
+from hf_bidir.explain.forward import ForwardCache, leading_tokens, patch_grid, patch_size, vision_config
 from hf_bidir.explain.inputs.text import Example
-from hf_bidir.explain.record import Record, leading_tokens, patch_grid, patch_size, vision_config
 
 
 def read_image(
@@ -78,7 +78,7 @@ def _whole(model: PreTrainedModel, processor: Any, picture: Image.Image, size: i
 @torch.no_grad()
 def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
     """Names of the tokens before the patches; their number is measured by running the model."""
-    length = Record(model, {"pixel_values": pixels}).length
+    length = ForwardCache(model, {"pixel_values": pixels}).length
     count, registers = leading_tokens(model, pixels, length), getattr(vision_config(model), "num_register_tokens", 0)
     own = {1: ["class token"], 2: ["class token", "distillation token"]}.get(count - registers)
     if own is None:

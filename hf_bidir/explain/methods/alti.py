@@ -12,9 +12,9 @@ from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.checkpoints.linear_maps import parameter_of, weight_of
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.projections import Projections, projections
-from hf_bidir.explain.methods import Request
-from hf_bidir.explain.methods.attention import rolled_out
-from hf_bidir.explain.record import Inputs, Record, record_coefficients, sequence_length
+from hf_bidir.explain.forward import ForwardCache, record_coefficients, sequence_length
+from hf_bidir.explain.methods.attention import attention_rollout, chosen_layers, from_source
+from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
 
 QUERIES = 16  # rows whose transformed vectors are in memory at a time
@@ -47,8 +47,15 @@ class _Run:
         return self.total.shape == state.shape and torch.allclose(state + self.added, self.total, 1e-3, 1e-4)
 
 
+def alti(cache: ForwardCache, request: Request) -> Tensor:
+    """The product of the `token_shares` up to the requested layer, at the position that the output is read from."""
+    shares = [layer.unsqueeze(1) for layer in token_shares(cache)]
+    layers = chosen_layers(shares, cache, request)
+    return from_source(attention_rollout(layers, cache.keep, residual=0), cache, request)
+
+
 @torch.no_grad()
-def alti(model: PreTrainedModel, inputs: Inputs) -> tuple[Tensor, ...]:
+def token_shares(cache: ForwardCache) -> tuple[Tensor, ...]:
     """Token-to-token shares of every attention block (ALTI, Ferrando et al. 2022, equations 9 and 10).
 
     The output of attention i with its skip connection, and in a post-norm model with its norm, is the sum of vectors
@@ -60,9 +67,9 @@ def alti(model: PreTrainedModel, inputs: Inputs) -> tuple[Tensor, ...]:
         anything.
 
     Raises:
-        ValueError: as in `contributions`; something between attention and skip connection, such as a gate or a norm.
+        ValueError: something between attention and skip connection, such as a gate or a norm.
     """
-    inputs = Record.of(model, inputs).inputs
+    model, inputs = cache.model, cache.inputs
     recorder = _Recorder(model, inputs)
     with recorder.hooks, observed_layers(model, recorder.observe):
         _, coefficients = record_coefficients(model, inputs)
@@ -70,10 +77,6 @@ def alti(model: PreTrainedModel, inputs: Inputs) -> tuple[Tensor, ...]:
     for run in recorder.runs:
         _check(model, run)
     return tuple(_shares(upcast(a), run) for a, run in zip(coefficients, recorder.runs, strict=True))
-
-
-def by_alti(request: Request) -> Tensor:
-    return rolled_out(alti(request.record.model, request.record), request)
 
 
 class _Recorder:

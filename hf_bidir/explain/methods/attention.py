@@ -7,9 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.methods import Request
-from hf_bidir.explain.record import check_exists, read_position, sequence_length, token_positions
-from hf_bidir.explain.target import takes_embedding
+from hf_bidir.explain.forward import (
+    ForwardCache,
+    check_exists,
+    read_position,
+    sequence_length,
+    takes_embedding,
+    token_positions,
+)
+from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
 
 Heads = Literal["mean", "max"] | int
@@ -109,30 +115,27 @@ def check_finite(coefficients: Tensor) -> None:
         raise ValueError("expected finite coefficients, got NaN or infinity.")
 
 
-def by_attention(request: Request) -> Tensor:
-    return from_source(magnitudes_of(coefficients_of(request)[-1], heads_of(request)), request)
+def attention(cache: ForwardCache, request: Request) -> Tensor:
+    """`|a|` of the query that the output is read from, in the requested or last layer."""
+    layer = coefficients_of(cache, request)[-1]
+    return from_source(magnitudes_of(layer, heads_of(request)), cache, request)
 
 
-def by_rollout(request: Request) -> Tensor:
-    attentions, keep = coefficients_of(request), request.record.keep
-    return from_source(attention_rollout(attentions, keep, heads=heads_of(request)), request)
+def rollout(cache: ForwardCache, request: Request) -> Tensor:
+    """`attention_rollout` at the position that the output is read from."""
+    layers = coefficients_of(cache, request)
+    return from_source(attention_rollout(layers, cache.keep, heads=heads_of(request)), cache, request)
 
 
-def rolled_out(shares: Sequence[Tensor], request: Request) -> Tensor:
-    """The row of the source position in the product of token-to-token shares, `[batch, queries, keys]` each."""
-    layers = chosen_layers([layer.unsqueeze(1) for layer in shares], request)
-    return from_source(attention_rollout(layers, request.record.keep, residual=0), request)
-
-
-def coefficients_of(request: Request) -> Sequence[Tensor]:
+def coefficients_of(cache: ForwardCache, request: Request) -> Sequence[Tensor]:
     """Coefficients of the layers up to the requested one."""
     with torch.no_grad():
-        return chosen_layers(request.record.coefficients, request)
+        return chosen_layers(cache.coefficients, cache, request)
 
 
-def chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tensor]:
+def chosen_layers(layers: Sequence[Tensor], cache: ForwardCache, request: Request) -> Sequence[Tensor]:
     """The layers, `[batch, heads, queries, keys]` each, up to the requested one."""
-    sequence_length(request.record.model, request.record.inputs, layers)
+    sequence_length(cache.model, cache.inputs, layers)
     check_exists("layer", request.layer, len(layers))
     check_exists("head", request.head, layers[0].shape[1])
     return layers if request.layer is None else layers[: request.layer + 1]
@@ -142,17 +145,17 @@ def heads_of(request: Request) -> Literal["mean"] | int:
     return "mean" if request.head is None else request.head
 
 
-def source_of(matrix: Tensor, request: Request) -> Tensor:
+def source_of(matrix: Tensor, cache: ForwardCache, request: Request) -> Tensor:
     """The position that the output is read from, `[batch]`; of several that are pooled the one of largest share."""
-    keep = request.record.keep
-    if takes_embedding(request.record.model):
-        return request.record.model.pooling_weights(keep).argmax(-1)
-    return token_positions(read_position(matrix, keep) if request.position is None else request.position, keep)
+    if takes_embedding(cache.model):
+        return cache.model.pooling_weights(cache.keep).argmax(-1)
+    position = read_position(matrix, cache.keep) if request.position is None else request.position
+    return token_positions(position, cache.keep)
 
 
-def from_source(matrix: Tensor, request: Request) -> Tensor:
+def from_source(matrix: Tensor, cache: ForwardCache, request: Request) -> Tensor:
     """The row of the source position in `[batch, queries, keys]`; the mean over the pooled ones, by their shares."""
-    if takes_embedding(request.record.model):
-        weights = request.record.model.pooling_weights(request.record.keep).to(matrix)
+    if takes_embedding(cache.model):
+        weights = cache.model.pooling_weights(cache.keep).to(matrix)
         return (weights.unsqueeze(1) @ matrix).squeeze(1)
-    return matrix[torch.arange(len(matrix), device=matrix.device), source_of(matrix, request)]
+    return matrix[torch.arange(len(matrix), device=matrix.device), source_of(matrix, cache, request)]

@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.methods import NoRule
-from hf_bidir.explain.record import Inputs, attends_between_tokens
-from hf_bidir.explain.target import InputFunction, Position, Target
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens
+from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.registry import NoRule
+from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -56,13 +57,7 @@ QUOTIENTS = _names("div divide true_divide truediv")
 CONSTANT = _names("rdiv reciprocal rsqrt rtruediv std var norm vector_norm")  # the scales of norms
 
 
-def relevance(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    target: Target = None,
-    *,
-    position: Position = None,
-) -> Tensor:
+def relevance(cache: ForwardCache, request: Request) -> Tensor:
     """The relevance of every token for `y`: AttnLRP (Achtibat et al. 2024), with a rule for signed attention.
 
     Computed as input times a modified gradient. A nonlinearity `f` outside the attention counts as `x · f(x)/x` with a
@@ -74,33 +69,25 @@ def relevance(
     The relevance of an example sums to `y`, except for what biases, position embeddings and the normalisers of the
     attention absorb.
 
-    Arguments and errors as in `contributions`.
-
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
 
     Raises:
         NoRule: an operation without a rule, which is named.
     """
-    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
-        function = InputFunction.of(model, inputs, target, position, one_point=True)
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
+        function = InputFunction.of(cache, request, one_point=True)
         return function.by_token(function.start * _gradient(function, function.start))
 
 
 def integrated_relevance(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    target: Target = None,
-    *,
-    position: Position = None,
-    steps: int = 2,
-    keep_first: bool | None = None,
+    cache: ForwardCache, request: Request, *, steps: int = 2, keep_first: bool | None = None
 ) -> Tensor:
     """`(x - x')` times the mean of AttnLRP's modified gradient on the line from a baseline x' to the input x.
 
     Integrated gradients with the modified gradient of AttnLRP, which changes little along the line, so that few steps
     suffice. It is the gradient of no function: unlike integrated gradients, the scores need not sum to the change of
-    `y`. The baseline is that of `integrated_gradients`. Other arguments, result and errors as in `relevance`.
+    `y`. The baseline is that of `integrated_gradients`. Result and errors as in `relevance`.
 
     Args:
         steps: points on the line, the midpoints of as many parts; a single example takes one forward and backward pass
@@ -109,8 +96,8 @@ def integrated_relevance(
     """
     if steps < 1:
         raise ValueError(f"expected at least one step, got {steps}.")
-    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
-        function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
+        function = InputFunction.of(cache, request, keep_first=keep_first)
         change = function.start - function.baseline
         points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
         # all points of one example at once; of many examples fewer, because of memory

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.methods import Request
+from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.methods.attention import chosen_layers, from_source
 from hf_bidir.explain.methods.contributions import edge_contributions
+from hf_bidir.explain.request import Request
 
 
 @torch.no_grad()
@@ -84,7 +85,9 @@ def _by_row(relevance: Tensor) -> Tensor:
     return added / added.sum(-1, keepdim=True).clamp_min(torch.finfo(added.dtype).tiny) + same
 
 
-def by_chefer(request: Request) -> Tensor:
-    record, target, position, _, head = request
-    edges = chosen_layers(edge_contributions(record.model, record, target, position=position), request)
-    return from_source(gradient_rollout([e if head is None else e[:, head : head + 1] for e in edges]), request)
+def chefer(cache: ForwardCache, request: Request) -> Tensor:
+    """`gradient_rollout` of the layers up to the requested one, at the position that the output is read from."""
+    edges = chosen_layers(edge_contributions(cache, request), cache, request)
+    if request.head is not None:
+        edges = [layer[:, request.head : request.head + 1] for layer in edges]
+    return from_source(gradient_rollout(edges), cache, request)

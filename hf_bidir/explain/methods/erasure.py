@@ -4,25 +4,31 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.record import Inputs, Record, SegmentedInputs, attends_between_tokens, leading_tokens, patch_size
-from hf_bidir.explain.target import Position, Readout, Target, choose_readout, takes_embedding
+from hf_bidir.explain.forward import (
+    ForwardCache,
+    SegmentedInputs,
+    attends_between_tokens,
+    leading_tokens,
+    patch_size,
+    takes_embedding,
+)
+from hf_bidir.explain.readout import Readout, readout_of
+from hf_bidir.explain.request import Request
 
 
 @torch.no_grad()
 def erasure(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    target: Target = None,
-    how: Literal["renormalise", "zero", "token"] = "renormalise",
+    cache: ForwardCache,
+    request: Request,
     *,
-    position: Position = None,
+    how: Literal["renormalise", "zero", "token"] = "renormalise",
     chunk_size: int = 64,
     progress: bool = True,
 ) -> Tensor:
@@ -31,7 +37,6 @@ def erasure(
     Several outputs of one text, which is in every row, share the forward passes, except with "token".
 
     Args:
-        model, inputs, target, position: as in `contributions`.
         how: what "without" means.
             "renormalise"  no query attends to the token in any layer, and each query's other coefficients are rescaled
                            to the sum of magnitudes that all had before: with softmax the token is masked. A sentence
@@ -50,60 +55,77 @@ def erasure(
         those before an image's patches.
 
     Raises:
-        ValueError: an unknown `how`, a `chunk_size` below 1, and as in `contributions`.
+        ValueError: an unknown `how`, a `chunk_size` below 1, and as in `token_scores`.
     """
     if how not in ("renormalise", "zero", "token"):
         raise ValueError(f'expected how "renormalise", "zero" or "token", got {how!r}.')
     if chunk_size < 1:
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
-    record = Record.of(model, inputs)
-    if how == "token" and record.units is not None:
+    if how == "token" and cache.units is not None:
         raise ValueError("erasure-token removes single tokens; use erasure for segments.")
-    asked = len(record.inputs[model.main_input_name])
-    record = record if how == "token" else _one_text(record)
-    inputs = record.inputs
-    chunk_size = 1 if takes_one_row(model) else chunk_size
+    model, count = cache.model, len(cache.inputs[cache.model.main_input_name])
+    text = cache if how == "token" else _one_text(cache)
     with in_evaluation(model):
-        outputs, length = record.read()[0], record.length
-        keep, read = record.keep, record.position
-        units = torch.arange(length, device=keep.device).expand_as(keep)
-        units = units if record.units is None else record.units.to(keep.device)
-        first = units != torch.nn.functional.pad(units[:, :-1], (1, 0), value=-1)
-        outputs, shared = (outputs, False) if len(keep) == asked else (_repeated(outputs, asked), True)
-        readout = choose_readout(model, outputs, target, position, read)
+        outputs = text.outputs if text is cache else _repeated(text.outputs, count)
+        readout = readout_of(model, outputs, request, text.position)
         whole = readout(outputs)
-        effects = torch.zeros(asked, length, dtype=whole.dtype, device=whole.device)
-        erasable = keep & first if how != "token" else keep & ~_indispensable(model, inputs, readout, read, keep)
-        chunks = [chunk for chunk in erasable.nonzero().split(chunk_size) if len(chunk)]
-        for chunk in tqdm(
-            chunks, desc="erasure", unit="call", leave=False, delay=1, disable=not progress or len(chunks) < 2
-        ):
+        erased = _Erasure(text, readout, how)
+        effects = torch.zeros(count, text.length, dtype=whole.dtype, device=whole.device)
+        chunks = erased.chunks(1 if takes_one_row(model) else chunk_size)
+        hidden = not progress or len(chunks) < 2
+        for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1, disable=hidden):
             examples, tokens = chunk.unbind(1)
-            rows, own = {name: value[examples] for name, value in inputs.items()}, readout.of(examples)
-            if how == "token":
-                rows, own = _without_input(model, rows, own, tokens, length)
-                remaining = model(**rows, return_dict=True)
+            remaining, remaining_readout = erased.outputs(examples, tokens)
+            if text is cache:
+                effects[examples, tokens] = whole[examples] - remaining_readout(remaining)
             else:
-                others = units[examples] != units[examples, tokens].unsqueeze(1)
-                if takes_embedding(model):
-                    rows["pooled"] = others
-                with _attending_only(model, others[:, None, None], how):
-                    remaining = model(**rows, return_dict=True)
-            if shared:
-                left = [readout(_repeated(remaining, asked, row)) for row in range(len(tokens))]
+                left = [readout(_repeated(remaining, count, row)) for row in range(len(tokens))]
                 effects[:, tokens] = whole.unsqueeze(1) - torch.stack(left, 1)
-            else:
-                effects[examples, tokens] = whole[examples] - own(remaining)
     return effects
 
 
-def _one_text(record: Record) -> Record:
-    """The first row of a text in all rows, of which several outputs are explained; otherwise the record."""
-    same = kind_of(record.model).per_token and all(bool((x == x[:1]).all()) for x in record.inputs.values())
-    if not same or record.kept:
-        return record
-    first = {name: value[:1] for name, value in record.inputs.items()}
-    return Record(record.model, first if record.units is None else SegmentedInputs(first, record.units[:1]))
+class _Erasure:
+    """The outputs of a model without single tokens or segments."""
+
+    def __init__(self, cache: ForwardCache, readout: Readout, how: str) -> None:
+        self.cache, self.readout, self.how = cache, readout, how
+        keep = cache.keep
+        self.units = torch.arange(cache.length, device=keep.device).expand_as(keep)
+        if cache.units is not None:
+            self.units = cache.units.to(keep.device)
+
+    def chunks(self, size: int) -> list[Tensor]:
+        """Example and token `[chunk, 2]` of each erasure, in chunks that run together."""
+        keep = self.cache.keep
+        if self.how == "token":
+            erasable = keep & ~_indispensable(self.cache, self.readout)
+        else:
+            before = nn.functional.pad(self.units[:, :-1], (1, 0), value=-1)
+            erasable = keep & (self.units != before)
+        return [chunk for chunk in erasable.nonzero().split(size) if len(chunk)]
+
+    def outputs(self, examples: Tensor, tokens: Tensor) -> tuple[ModelOutput, Readout]:
+        """The outputs for these examples, each without its token, and their readout."""
+        model = self.cache.model
+        rows = {name: value[examples] for name, value in self.cache.inputs.items()}
+        readout = self.readout.of(examples) if len(self.readout.weights) == len(self.units) else self.readout
+        if self.how == "token":
+            rows, readout = _without_input(model, rows, readout, tokens, self.cache.length)
+            return model(**rows, return_dict=True), readout
+        others = self.units[examples] != self.units[examples, tokens].unsqueeze(1)
+        if takes_embedding(model):
+            rows["pooled"] = others
+        with _attending_only(model, others[:, None, None], self.how):
+            return model(**rows, return_dict=True), readout
+
+
+def _one_text(cache: ForwardCache) -> ForwardCache:
+    """The first row of a text in all rows, of which several outputs are explained; otherwise the cache."""
+    same = kind_of(cache.model).per_token and all(bool((x == x[:1]).all()) for x in cache.inputs.values())
+    if not same or cache.shared or len(cache.inputs["input_ids"]) == 1:
+        return cache
+    first = {name: value[:1] for name, value in cache.inputs.items()}
+    return ForwardCache(cache.model, first if cache.units is None else SegmentedInputs(first, cache.units[:1]))
 
 
 def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:
@@ -127,8 +149,9 @@ def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> Abstrac
     return edited_coefficients(model, renormalised)
 
 
-def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read: Tensor, keep: Tensor) -> Tensor:
-    """Boolean like `keep`: the only token that `y` is read from, and the tokens before an image's patches."""
+def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
+    """Boolean `[batch, length]`: the only token that `y` is read from, and the tokens before an image's patches."""
+    model, inputs, keep = cache.model, cache.inputs, cache.keep
     if takes_embedding(model):
         return model.pooling_weights(keep) == 1
     if not attends_between_tokens(model):
@@ -136,7 +159,8 @@ def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read:
     positions = torch.arange(keep.shape[1], device=keep.device)
     if "pixel_values" in inputs:
         return (positions < leading_tokens(model, inputs["pixel_values"], keep.shape[1])).expand_as(keep)
-    return positions == (read if readout.positions is None else readout.positions).unsqueeze(1)
+    read = cache.position if readout.positions is None else readout.positions
+    return positions == read.unsqueeze(1)
 
 
 def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: int) -> tuple[dict, Readout]:

@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_bidir.explain.methods import Request
+from hf_bidir.explain.forward import ForwardCache, token_positions
 from hf_bidir.explain.methods.attention import (
     Heads,
     check_attentions,
@@ -21,7 +21,7 @@ from hf_bidir.explain.methods.attention import (
     magnitudes_of,
     source_of,
 )
-from hf_bidir.explain.record import token_positions
+from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import compute_dtype
 
 UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers
@@ -66,15 +66,15 @@ def attention_flow(
         _Graph(layers[:, tokens][:, :, tokens], residual, int(tokens[:at].sum()))
         for layers, tokens, at in zip(stacked, present, sources, strict=True)
     ]
-    flow = np.zeros(present.shape)
-    flow[present] = np.fromiter(_all_flows(graphs, workers, progress), float)
-    return torch.from_numpy(flow).to(attentions[0].device, compute_dtype(attentions[0].dtype))
+    flows = np.zeros(present.shape)
+    flows[present] = np.fromiter(_all_flows(graphs, workers, progress), float)
+    return torch.from_numpy(flows).to(attentions[0].device, compute_dtype(attentions[0].dtype))
 
 
-def by_flow(request: Request) -> Tensor:
-    attentions = coefficients_of(request)
-    source = source_of(attentions[-1], request)
-    return attention_flow(attentions, request.record.keep, source, heads=heads_of(request))
+def flow(cache: ForwardCache, request: Request) -> Tensor:
+    """`attention_flow` from the position that the output is read from."""
+    layers = coefficients_of(cache, request)
+    return attention_flow(layers, cache.keep, source_of(layers[-1], cache, request), heads=heads_of(request))
 
 
 class _Graph:

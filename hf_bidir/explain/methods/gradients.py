@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.record import Inputs
-from hf_bidir.explain.target import InputFunction, Position, Target
+from hf_bidir.explain.forward import ForwardCache
+from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.request import Request
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 
@@ -30,19 +31,13 @@ def _without_cudnn(model: PreTrainedModel) -> Iterator[None]:
 
 
 def integrated_gradients(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    target: Target = None,
-    *,
-    position: Position = None,
-    steps: int = 50,
-    keep_first: bool | None = None,
+    cache: ForwardCache, request: Request, *, steps: int = 50, keep_first: bool | None = None
 ) -> Tensor:
     """`(x - x') · ∫ ∂y/∂x` on the line from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
     The baseline is the embedding of the padding token at every position, in causal attention at every one but the
     first, whose score is then 0; or an image of zeros, the mean colour after normalisation. The scores of an example
-    sum to `y(x) - y(x')`, up to the error of the integral. Other arguments and errors as in `contributions`.
+    sum to `y(x) - y(x')`, up to the error of the integral.
 
     Args:
         steps: points on the line, each one forward and backward pass. Logs a warning if the sum of an example's scores
@@ -53,8 +48,8 @@ def integrated_gradients(
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
-    with torch.inference_mode(False), in_evaluation(model), _without_cudnn(model):
-        function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
+    with torch.inference_mode(False), in_evaluation(cache.model), _without_cudnn(cache.model):
+        function = InputFunction.of(cache, request, keep_first=keep_first)
         scores = IntegratedGradients(function.score).attribute(
             function.start.clone().requires_grad_(),
             baselines=function.baseline,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hf_bidir.explain import contributions
+from hf_bidir.explain import token_scores
 from research.faithfulness import (
     ERASER_SHARES,
     area,
@@ -65,7 +65,7 @@ def test_the_token_of_the_output_and_special_tokens_stay():
 
 def test_patches_are_painted_with_the_mean_colour():
     model, batch = vit(), images()
-    scores = contributions(model, batch).sum((1, 2))
+    scores = token_scores(model, batch, "contributions")
     curve = prediction_curve(model, batch, scores, [2 / 16])
     best = scores[0, 1:].argsort(descending=True)[:2].tolist()
     painted = batch["pixel_values"][:1].clone()
@@ -78,7 +78,7 @@ def test_patches_are_painted_with_the_mean_colour():
 def test_comprehensiveness_and_sufficiency_are_means_over_shares_and_areas_integrals():
     assert area(torch.tensor([[1.0], [0.75], [0.5]])).tolist() == [0.75]
     model, batch = pooling(), texts()
-    scores = contributions(model, batch).sum((1, 2))
+    scores = token_scores(model, batch, "contributions")
     whole = model(**batch).logits.softmax(-1).amax(-1).detach()
     for measure, how in ((comprehensiveness, "deletion"), (sufficiency, "insertion")):
         curve = prediction_curve(model, batch, scores, (0.01, 0.05, 0.1, 0.2, 0.5), how)

@@ -3,9 +3,9 @@
 For language models `y` is the logit minus the mean over the vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,33 +15,22 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
-from hf_bidir.explain.record import (
-    Inputs,
-    Record,
+from hf_bidir.explain.forward import (
+    ForwardCache,
     SegmentedInputs,
     leading_tokens,
     patch_size,
     reads_images,
+    takes_embedding,
     token_positions,
     units_of,
 )
+from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
+from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
 
 LISTED = 20  # tokens at the beginning and at the end of a text in a message
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
-One = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
-
-
-class Contrast(NamedTuple):
-    """As a target: `y` is the logit of one class or token minus that of another."""
-
-    target: One
-    instead_of: One
-
-
-Target = One | Contrast
-Position = int | Tensor | None  # the token that is read, likewise
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Readout:
 
     def __call__(self, outputs: ModelOutput) -> Tensor:
         """`y` `[batch]`, in at least fp32."""
-        rows: Any = _rows(outputs)  # a tensor: choose_readout refuses other outputs
+        rows: Any = _rows(outputs)  # a tensor: readout_of refuses other outputs
         if self.positions is not None:
             rows = rows[torch.arange(len(rows), device=rows.device), self.positions]
         return (rows.to(self.weights.dtype) * self.weights).sum(-1)
@@ -63,15 +52,13 @@ class Readout:
         return Readout(self.weights[examples], None if self.positions is None else self.positions[examples])
 
 
-def choose_readout(
-    model: PreTrainedModel, outputs: ModelOutput, target: Target, position: Position, default: int | Tensor = 0
-) -> Readout:
-    """Resolve `target` and `position`, or the `default` one of a model without a head, for the outputs of a batch.
+def readout_of(model: PreTrainedModel, outputs: ModelOutput, request: Request, default: int | Tensor = 0) -> Readout:
+    """Resolve target and position of a request, or the `default` position, for the outputs of a batch.
 
     Without a head there is no target: `y` is the projection of the hidden state, or of the embedding, on itself. For a
     sentence encoder that is compared with a text it is the similarity. Raises ValueError for what does not exist.
     """
-    check_position(model, position)
+    check_position(model, request.position)
     rows = _rows(outputs)
     if rows is None or rows.dim() not in (2, 3):
         raise ValueError(
@@ -81,30 +68,40 @@ def choose_readout(
     positions = None
     if rows.dim() == 3:
         everywhere = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
-        positions = token_positions(default if position is None else position, everywhere)
+        positions = token_positions(default if request.position is None else request.position, everywhere)
         rows = rows[torch.arange(len(rows), device=rows.device), positions]
     rows = upcast(rows.detach())
     if "logits" in outputs:
-        chosen, other = target if isinstance(target, Contrast) else (target, None)
-        classes = _classes(model, rows, chosen)
-        weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
-        if other is not None:
-            foils = _classes(model, rows, other)
-            if (foils == classes).any():
-                raise ValueError(
-                    f"expected instead_of to differ from the explained class or token, got {other!r}; name another "
-                    "target or instead_of."
-                )
-            weights = weights - torch.nn.functional.one_hot(foils, rows.shape[-1]).to(rows.dtype)
-        elif kind_of(model).names_tokens:  # a shift of all logits changes no prediction
-            weights = weights - 1 / rows.shape[-1]
-        return Readout(weights, positions)
-    if target is not None:
-        given = f"instead_of {target.instead_of!r}" if isinstance(target, Contrast) else f"target {target!r}"
-        raise ValueError(f"{type(model).__name__} has no classes; got {given}, leave it out.")
-    if (reference := getattr(model, "reference", None)) is not None:  # the embedding that this one is compared with
+        return Readout(_class_weights(model, rows, request), positions)
+    for name in ("instead_of", "target"):
+        if (value := getattr(request, name)) is not None:
+            raise ValueError(f"{type(model).__name__} has no classes; got {name} {value!r}, leave it out.")
+    reference = getattr(model, "reference", None)  # the embedding that this one is compared with
+    if reference is not None:
         return Readout(reference.to(rows).expand_as(rows), positions)
-    return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
+    return Readout(nn.functional.normalize(rows, dim=-1), positions)
+
+
+def cached_readout(cache: ForwardCache, request: Request) -> Readout:
+    """The readout of the outputs in a cache."""
+    return readout_of(cache.model, cache.outputs, request, cache.position)
+
+
+def _class_weights(model: PreTrainedModel, logits: Tensor, request: Request) -> Tensor:
+    """The weights of the logits `[batch, classes]` in `y`."""
+    classes = _classes(model, logits, request.target)
+    weights = nn.functional.one_hot(classes, logits.shape[-1]).to(logits.dtype)
+    if request.instead_of is not None:
+        foils = _classes(model, logits, request.instead_of)
+        if (foils == classes).any():
+            raise ValueError(
+                "expected instead_of to differ from the explained class or token, got "
+                f"{request.instead_of!r}; name another target or instead_of."
+            )
+        return weights - nn.functional.one_hot(foils, logits.shape[-1]).to(logits.dtype)
+    if kind_of(model).names_tokens:  # a shift of all logits changes no prediction
+        return weights - 1 / logits.shape[-1]
+    return weights
 
 
 def has_head(model: PreTrainedModel) -> bool:
@@ -112,31 +109,16 @@ def has_head(model: PreTrainedModel) -> bool:
     return "For" in type(model).__name__ or type(model).__name__.endswith("LMHeadModel")
 
 
-def takes_embedding(model: nn.Module) -> bool:
-    """Whether `y` is read from an embedding of the whole text, that of a `SentenceEncoder`."""
-    return getattr(model, "makes_embeddings", False)
-
-
 def reads_beginning(model: PreTrainedModel) -> bool:
     """Whether a text that is too long is cut: the model predicts tokens, or embeds texts as sentence-transformers."""
     return kind_of(model).per_token or takes_embedding(model)
-
-
-def check_position(model: PreTrainedModel, position: Position) -> None:
-    """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
-    name = type(model).__name__
-    if kind_of(model).per_token and position is None:
-        raise ValueError(f"{name} has an output per token; choose the one to explain with position (--position).")
-    whole = name.endswith("Classification") or takes_embedding(model)
-    if position is not None and whole and not kind_of(model).per_token:
-        raise ValueError(f"{name} has one output per example; leave out position.")
 
 
 def _rows(outputs: ModelOutput) -> Tensor | None:
     return next((outputs[name] for name in ROWS if name in outputs), None)
 
 
-def _classes(model: PreTrainedModel, logits: Tensor, target: One) -> Tensor:
+def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     if target is None:
         return logits.argmax(-1)
     count = logits.shape[-1]
@@ -170,31 +152,28 @@ class InputFunction:
     inputs: dict[str, Tensor]
     start: Tensor  # word embeddings [batch, length, hidden], or pixels
     length: int  # tokens in the model's sequence
-    readout: Readout | None  # None: that of the outputs of `score`, for a function of one point
-    target: Target = None
-    position: Position = None
+    request: Request
+    readout: Readout | None = None  # None: that of the outputs of `score`, for a function of one point
     sinks: Tensor | None = None  # boolean [batch, length]: tokens that are part of the baseline
 
     @classmethod
     @torch.no_grad()
     def of(
-        cls, model, inputs, target, position, *, one_point: bool = False, keep_first: bool | None = None
+        cls, cache: ForwardCache, request: Request, *, one_point: bool = False, keep_first: bool | None = None
     ) -> "InputFunction":
         """The function of these inputs, at `one_point` only: saves a forward pass for texts and models with logits.
 
         `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
-        record = Record.of(model, inputs)
-        inputs = record.inputs
+        model, inputs = cache.model, cache.inputs
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
-        if one_point and not record.kept and not reads_images(model) and has_head(model):
-            return cls(model, inputs, start, start.shape[1], None, target, position)
-        length, read = record.length, record.position
-        first = record.keep.long().argmax(-1)  # after padding on the left
-        kept = read > first if keep_first is None else torch.full_like(read, keep_first, dtype=torch.bool)
-        sinks = nn.functional.one_hot(first, record.keep.shape[1]).bool() & kept.unsqueeze(1)
-        readout = choose_readout(model, record.read()[0], target, position, read)
-        return cls(model, inputs, start, length, readout, sinks=sinks)
+        if one_point and not cache.shared and not reads_images(model) and has_head(model):
+            return cls(model, inputs, start, start.shape[1], request)
+        first = cache.keep.long().argmax(-1)  # after padding on the left
+        causal = cache.position > first
+        sinks = nn.functional.one_hot(first, cache.keep.shape[1]).bool()
+        sinks = sinks & causal.unsqueeze(1) if keep_first is None else sinks & keep_first
+        return cls(model, inputs, start, cache.length, request, cached_readout(cache, request), sinks)
 
     @property
     def rows(self) -> Tensor:
@@ -235,7 +214,7 @@ class InputFunction:
 
     def _read(self, outputs: ModelOutput, rows: Tensor) -> Tensor:
         if self.readout is None:
-            return choose_readout(self.model, outputs, self.target, self.position)(outputs)
+            return readout_of(self.model, outputs, self.request)(outputs)
         return self.readout.of(rows)(outputs)
 
     def by_token(self, scores: Tensor) -> Tensor:
@@ -261,35 +240,31 @@ class Prediction:
 
 @torch.no_grad()
 def predictions(
-    model: PreTrainedModel,
-    processor,
-    parts: Sequence[Inputs],
-    target: Target,
-    position: Position,
-    windows: Sequence[int] | None = None,
+    processor: Any, caches: Iterable[ForwardCache], request: Request, windows: Sequence[int] = ()
 ) -> list[Prediction]:
     """The predictions for a batch, in parts that run together.
 
     y is the mean over the `windows` of an example, which are rows below each other; by default each row is an example.
     """
-    with in_evaluation(model):
-        names, every, places = zip(*(_explained_rows(Record.of(model, part)) for part in parts), strict=True)
-    rows = torch.cat(every)
-    read = None if places[0] is None else torch.cat(places)
-    windows = [1] * len(rows) if windows is None else windows
-    means = []
-    if read is not None and len(windows) < len(rows):  # the rows of one example are read each at its own position
-        outputs = ModelOutput(last_hidden_state=rows)
-        values = choose_readout(model, outputs, target, position, read)(outputs)
-        means = [own.mean().item() for own in values.split(list(windows))]
-        first = torch.tensor([sum(windows[:index]) for index in range(len(windows))])
-        rows, read = rows[first], read[first]
-    elif len(windows) < len(rows):
-        rows = torch.stack([own.mean(0) for own in rows.split(list(windows))])
-    outputs = ModelOutput({names[0]: rows})
-    readout = choose_readout(model, outputs, target, position, 0 if read is None else read)
-    values = means or readout(outputs).tolist()
-    return [_described(model, processor, outputs, readout, row, value) for row, value in enumerate(values)]
+    name, parts, places = "", [], []
+    for cache in caches:
+        model = cache.model
+        with in_evaluation(model):
+            name, rows, positions = _explained_rows(cache)
+        parts.append(rows)
+        places.append(positions)
+    rows = torch.cat(parts)
+    counts = list(windows) or [1] * len(rows)
+    if name == "last_hidden_state":
+        return _hidden_predictions(model, rows, torch.cat(places), request, counts)
+    if len(counts) < len(rows):
+        rows = torch.stack([part.mean(0) for part in rows.split(counts)])
+    outputs = ModelOutput({name: rows})
+    readout = readout_of(model, outputs, request)
+    return [
+        _described(model, processor, outputs, readout, row, value)
+        for row, value in enumerate(readout(outputs).tolist())
+    ]
 
 
 def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
@@ -301,20 +276,37 @@ def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tenso
         yield part if units is None else SegmentedInputs(part, units[rows])
 
 
-def _explained_rows(record: Record) -> tuple[str, Tensor, Tensor | None]:
-    """The name of the explained output and its rows; of hidden states also the position that they are read at."""
-    model = record.model
-    if record.kept or not (has_head(model) or takes_embedding(model)):
-        outputs = record.read()[0]
-    else:
-        outputs = model(**record.inputs, return_dict=True)
+def _explained_rows(cache: ForwardCache) -> tuple[str, Tensor, Tensor]:
+    """The name of the explained output, its rows, and of hidden states the position that they are read at."""
+    model = cache.model
+    if cache.shared or not (has_head(model) or takes_embedding(model)):
+        outputs = cache.outputs
+    else:  # without coefficients, which are large
+        outputs = model(**cache.inputs, return_dict=True)
+    nowhere = torch.empty(0)
     if "logits" in outputs:
-        return "logits", upcast(outputs.logits), None
+        return "logits", upcast(outputs.logits), nowhere
     if takes_embedding(model):
-        return "sentence_embedding", outputs.sentence_embedding, None
+        return "sentence_embedding", outputs.sentence_embedding, nowhere
     if "last_hidden_state" not in outputs:
-        choose_readout(model, outputs, None, None)  # raises an error that names the outputs
-    return "last_hidden_state", outputs.last_hidden_state, record.position
+        readout_of(model, outputs, Request())  # raises an error that names the outputs
+    return "last_hidden_state", outputs.last_hidden_state, cache.position
+
+
+def _hidden_predictions(
+    model: PreTrainedModel, rows: Tensor, places: Tensor, request: Request, counts: list[int]
+) -> list[Prediction]:
+    """The predictions of a model without a head, whose windows are read each at its own position."""
+    outputs = ModelOutput(last_hidden_state=rows)
+    readout = readout_of(model, outputs, request, places)
+    assert readout.positions is not None
+    parts = zip(readout(outputs).split(counts), readout.positions.split(counts), strict=True)
+    explained = []
+    for values, positions in parts:
+        value = values.mean().item()
+        y = f"y, the hidden state of token {int(positions[0])} projected on its own direction, {signed(value)}"
+        explained.append(Prediction(f"{type(model).__name__} has no head. Explained: {y}.", value, None))
+    return explained
 
 
 def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, row: int, value: float) -> Prediction:
@@ -325,9 +317,6 @@ def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, ro
             what, more = f'its {model.similarity} similarity to "{visible(model.against)}"', ""
         return Prediction(f"Embedding ({model.described}). Explained: y, {what}, {signed(value)}{more}.", value, None)
     place = None if readout.positions is None else int(readout.positions[row])
-    if "logits" not in outputs:
-        y = f"y, the hidden state of token {place} projected on its own direction, {signed(value)}"
-        return Prediction(f"{type(model).__name__} has no head. Explained: {y}.", value, None)
     logits = outputs.logits[row] if place is None else outputs.logits[row, place]
     explained, predicted = int(readout.weights[row].argmax()), int(logits.argmax())
     if len(logits) == 1:
@@ -349,12 +338,13 @@ def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, ro
     return Prediction(text, value, explained, foil)
 
 
-def token_level(model, processor, example: Example, target: Target, position: Any) -> tuple[Target, Any]:
-    """Target and position for language models: a token of the vocabulary, at the mask or after the text."""
+def at_token(model: PreTrainedModel, processor: Any, example: Example, request: Request) -> Request:
+    """The request with a token of the vocabulary as target, at the mask or after the text, for language models."""
     kind = kind_of(model)
     if not kind.per_token:
-        return target, position
+        return request
     ids = example.inputs["input_ids"][0].tolist()
+    position = request.position
     if position is None and kind.causal:
         position = len(ids) - 1
     if position is None and kind.names_tokens and processor.mask_token_id in ids:
@@ -365,13 +355,15 @@ def token_level(model, processor, example: Example, target: Target, position: An
             f"expected {masked}the position of a token (--position): {_by_position(processor, ids)}; got {position}."
         )
     if not kind.names_tokens:
-        return target, position
-    given = target if isinstance(target, Contrast) else (target,)
-    last = example.inputs["input_ids"][0, -1:]
-    starts = int(last) in processor.all_special_ids or processor.decode(last)[-1:].isspace()
-    spaced = not (kind_of(model).causal and starts)
-    tokens = [_word_piece(processor, one, spaced) if isinstance(one, str) else one for one in given]
-    return (Contrast(*tokens) if isinstance(target, Contrast) else tokens[0]), position
+        return replace(request, position=position)
+    ends_apart = ids[-1] in processor.all_special_ids or processor.decode(ids[-1:])[-1:].isspace()
+    spaced = not (kind.causal and ends_apart)
+    words = {
+        name: _word_piece(processor, word, spaced)
+        for name in ("target", "instead_of")
+        if isinstance(word := getattr(request, name), str)
+    }
+    return replace(request, position=position, **words)
 
 
 def _by_position(tokenizer, ids: Sequence[int]) -> str:

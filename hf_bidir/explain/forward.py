@@ -1,4 +1,4 @@
-"""One forward pass of a model: its outputs, coefficients and values, from which methods read."""
+"""The forward cache: checked inputs, and the outputs, coefficients and values of one pass."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -30,20 +30,28 @@ class SegmentedInputs(dict[str, Tensor]):
 
 
 def units_of(inputs: Any) -> Tensor | None:
-    """The segments of inputs or of a record; None where every token stands alone."""
+    """The segments of inputs or of a cache; None where every token stands alone."""
     return getattr(inputs, "units", None)
 
 
-class Record:
-    """The checked inputs of a model, and what one forward pass computes from them, which runs when it is first read.
+def passes_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> int:
+    """The forward passes that erasure takes per text, one for each token or segment, however many outputs it
+    explains."""
+    units = units_of(inputs)
+    if units is not None:
+        return int((units.diff() != 0).sum(-1).max()) + 1
+    return inputs[model.main_input_name].shape[-1]
 
-    Methods take a record in place of inputs, so that several of them share one pass.
+
+class ForwardCache:
+    """The checked inputs of a model, and the outputs, coefficients and values of one pass, which runs when first read.
 
     Attributes:
         model, inputs: the signed model, and its inputs on its device.
-        kept: whether several methods read from it, so that its graph serves several backward passes.
-        differentiable: whether the first pass builds a graph, also where its first reader needs none.
+        shared: whether several methods read from it, so that its graph serves several backward passes.
+        with_graph: whether the first pass builds a graph, also where its first reader needs none.
         units: the segment of each token `[batch, length]`, those of `SegmentedInputs`; otherwise None.
+        passes: as in `passes_of`.
         values: layer and values `[batch, key heads, keys, value_dim]` of each entry of `coefficients`, once it has run.
     """
 
@@ -51,46 +59,48 @@ class Record:
         self,
         model: PreTrainedModel,
         inputs: Mapping[str, Tensor],
-        kept: bool = False,
-        differentiable: bool = False,
+        *,
+        shared: bool = False,
+        with_graph: bool = False,
     ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model, self.inputs = model, prepared_inputs(model, inputs)
-        self.kept, self.differentiable, self.units = kept, differentiable, units_of(inputs)
+        self.shared, self.with_graph = shared, with_graph
+        self.units, self.passes = units_of(inputs), passes_of(model, inputs)
         self.values: list[tuple[nn.Module, Tensor]] = []
-        self._recorded: tuple[ModelOutput, list[Tensor]] | None = None
+        self._outputs: ModelOutput | None = None
+        self._coefficients: list[Tensor] = []
         self._has_graph = False
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, inputs: "Inputs") -> "Record":
-        """The record itself, or a new one of these inputs."""
-        return inputs if isinstance(inputs, Record) else cls(model, inputs)
-
-    def read(self) -> tuple[ModelOutput, list[Tensor]]:
-        """The outputs and coefficients as in `record_coefficients`, with a graph where gradients are enabled."""
-        wanted = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if self._recorded is None or (wanted and not self._has_graph):
-            self._has_graph = wanted or self.differentiable
+    def _run(self) -> bool:
+        """Run the model unless it has run, with a graph where gradients are enabled; whether they are."""
+        gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if self._outputs is None or (gradients and not self._has_graph):
+            self._has_graph = gradients or self.with_graph
             with torch.inference_mode(False), torch.set_grad_enabled(self._has_graph):
-                outputs, coefficients, self.values = record_maps(self.model, self.inputs)
-            self._recorded = outputs, coefficients
-        outputs, coefficients = self._recorded
-        if wanted:
-            return outputs, coefficients
-        values = {name: x.detach() if isinstance(x, Tensor) else x for name, x in outputs.items()}
-        return ModelOutput(values), [layer.detach() for layer in coefficients]
+                self._outputs, self._coefficients, self.values = record_maps(self.model, self.inputs)
+        return gradients
 
-    def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
-        """`∂y/∂a` of every coefficient that was read with a graph; 0 where a coefficient does not affect `y`."""
-        assert self._recorded is not None
-        found = torch.autograd.grad(y, self._recorded[1], retain_graph=self.kept, materialize_grads=True)
-        self._has_graph = self.kept
-        return found
+    @property
+    def outputs(self) -> ModelOutput:
+        """With a graph where gradients are enabled."""
+        with_graph = self._run()
+        assert self._outputs is not None
+        if with_graph:
+            return self._outputs
+        return ModelOutput({name: x.detach() if isinstance(x, Tensor) else x for name, x in self._outputs.items()})
 
     @property
     def coefficients(self) -> list[Tensor]:
-        """Those of each run of a signed layer, `[batch, heads, queries, keys]`, as in `record_coefficients`."""
-        return self.read()[1]
+        """Those of each run of a signed layer, `[batch, heads, queries, keys]`, with a graph as the outputs."""
+        with_graph = self._run()
+        return self._coefficients if with_graph else [layer.detach() for layer in self._coefficients]
+
+    def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
+        """`∂y/∂a` of every coefficient that was read with a graph; 0 where a coefficient does not affect `y`."""
+        gradients = torch.autograd.grad(y, self._coefficients, retain_graph=self.shared, materialize_grads=True)
+        self._has_graph = self.shared
+        return gradients
 
     @property
     def length(self) -> int:
@@ -108,9 +118,6 @@ class Record:
     def position(self) -> Tensor:
         """The position that the output is read from, `[batch]`, as in `read_position`."""
         return read_position(self.coefficients[-1], self.keep)
-
-
-Inputs = Mapping[str, Tensor] | Record
 
 
 def model_within(model: Any, processor: Any) -> PreTrainedModel:
@@ -144,6 +151,16 @@ def check_bidir(model: PreTrainedModel) -> None:
 def attends_between_tokens(model: PreTrainedModel) -> bool:
     """Whether every token is a query; others have a single one for the whole text."""
     return getattr(model, "attends_between_tokens", True)
+
+
+def takes_embedding(model: nn.Module) -> bool:
+    """Whether `y` is read from an embedding of the whole text, that of a `SentenceEncoder`."""
+    return getattr(model, "makes_embeddings", False)
+
+
+def pools_tokens(model: PreTrainedModel) -> bool:
+    """Whether the output of a sentence encoder is read from several tokens."""
+    return takes_embedding(model) and bool((model.pooling_weights(torch.ones(1, 2)) % 1).any())
 
 
 def reads_images(model: PreTrainedModel) -> bool:
