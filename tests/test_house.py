@@ -108,8 +108,10 @@ FROZEN = {  # public names with their first parameters, as published
     "hf_bidir.explain": {
         "attention_rollout": "attentions keep=None residual=0.5 heads='mean'",
         "attention_flow": "attentions keep=None source=0 residual=0.5",
-        "contributions": "model inputs target=None",
-        "erasure": "model inputs target=None how='renormalise'",
+        "contributions": "cache request",
+        "erasure": "cache request how='renormalise'",
+        "token_scores": "model inputs method=None target=None",
+        "explain": "model processor inputs method=None",
         **dict.fromkeys(("text_heatmap", "image_heatmap"), ""),
     },
     "hf_bidir.hub": {"build_model_card": "folder", "push_checkpoint": "folder repo_id"},
