@@ -19,13 +19,13 @@ from hf_bidir.explain import (
     integrated_gradients,
     integrated_relevance,
     load_checkpoint,
-    methods,
+    request,
     token_scores,
 )
 from hf_bidir.explain.generation import prediction_scores
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import explained, saved, with_biases
+from tests.explain.conftest import asked, explained, saved, with_biases
 
 PROMPT, NEXT = "the film was", "not good"
 TOKENIZER = train_byte_level([f"{PROMPT} {NEXT} and the film was bad"] * 9, vocab_size=290, max_length=16)
@@ -171,12 +171,12 @@ def test_a_continuation_explained_without_signs_prints_none(folder):
 def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model, monkeypatch):
     inputs = TOKENIZER(PROMPT, return_tensors="pt")
     length = inputs["input_ids"].shape[1]
-    monkeypatch.setattr(methods, "AFFORDABLE", length)
+    monkeypatch.setattr(request, "AFFORDABLE", length)
     assert explain(model, TOKENIZER, PROMPT).method == "erasure"
     told = explain_continuation(model, TOKENIZER, PROMPT, NEXT).summary()  # whose first tokens the others read
     assert "would need" in told.partition("Largest magnitude first:")[0]
     assert METHODS["attnlrp"].what in told
-    monkeypatch.setattr(methods, "AFFORDABLE", length - 1)
+    monkeypatch.setattr(request, "AFFORDABLE", length - 1)
     found = explain(model, TOKENIZER, PROMPT)
     assert (found.method, f"would need {length} forward passes" in found.notes[0]) == ("attnlrp", True)
     assert explain(model, TOKENIZER, PROMPT, "attnlrp").notes == []
@@ -203,10 +203,10 @@ def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
 def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(method, model):
     inputs = TOKENIZER(PROMPT, return_tensors="pt")
     options = {"target": 7, "position": inputs["input_ids"].shape[1] - 1}
-    scores = method(model, inputs, **options)
+    scores = asked(method, model, inputs, **options)
     assert not scores[:, 0].any()
     assert scores[:, 1:].all()
-    assert method(model, inputs, **options, keep_first=False)[:, 0].all()
+    assert asked(method, model, inputs, **options, keep_first=False)[:, 0].all()
 
 
 @pytest.mark.parametrize(

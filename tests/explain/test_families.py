@@ -108,7 +108,7 @@ def test_a_layer_that_runs_several_times_has_as_many_contributions():
         (
             "BitNetModel",
             {"num_key_value_heads": 2} | TEXTS,
-            value_weighted,
+            lambda model, inputs: value_weighted(ForwardCache(model, inputs)),
             "BitNetAttention has another module between",
         ),
         ("ViTMAEModel", PICTURES, erase_patches, "attends over 5 tokens for 4 x 4 patches"),
