@@ -152,7 +152,7 @@ def test_direct_effects_are_what_the_last_state_loses_on_the_copy_without_these_
 
 def test_the_share_of_a_head_is_that_of_its_frequent_sign_over_texts_and_depends_on_no_flip():
     model, batch = bert(), sentences()
-    edges = edge_contributions(model, batch, target=1)
+    edges = edge_contributions(ForwardCache(model, batch), Request(target=1))
     coefficients = record_coefficients(model, batch)[1]
     keep = batch["attention_mask"][:, None, :, None]
     for layer, (edge, a) in enumerate(zip(edges, coefficients, strict=True)):
