@@ -50,8 +50,8 @@ def coefficients_and_gradients(cache: ForwardCache, request: Request) -> tuple[l
     """`a` and `∂y/∂a` of every run of a layer, `[batch, heads, queries, keys]`; 0 where `a` does not affect `y`."""
     with torch.inference_mode(False), torch.enable_grad():
         y = cached_readout(cache, request)(cache.outputs)
-        gradients = cache.gradients(y.sum())
-        return [a.detach() for a in cache.coefficients], list(gradients)
+        coefficients = [a.detach() for a in cache.coefficients]  # read before the graph is freed
+        return coefficients, list(cache.gradients(y.sum()))
 
 
 @torch.no_grad()
