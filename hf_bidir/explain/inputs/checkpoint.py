@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.reading import open_checkpoint
-from hf_bidir.explain.inputs.sentences import sentence_encoder
 from hf_bidir.explain.forward import check_kind, reads_images
+from hf_bidir.explain.inputs.sentences import sentence_encoder
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
