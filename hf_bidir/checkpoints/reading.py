@@ -130,6 +130,7 @@ class Checkpoint:
             return self.model(dtype)
         head = (self.sentences and self.sentences.head(self.config)) or self.head
         attention["negative_mass"] = negative_mass
+        # without weights, which refuses what cannot be signed before they are downloaded
         if not self.vit and not any(Path(self.transformer).glob("*.safetensors")):
             with torch.device("meta"):
                 signed(head(copy.deepcopy(self.config)), **attention)
