@@ -18,6 +18,8 @@ COMPUTED_FROM = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
 )
+# fields that say where the code or the base of a checkpoint is
+NOT_COMPUTED_FROM = {"config.json": {"auto_map"}, ADAPTER_CONFIG: {"base_model_name_or_path", "revision"}}
 RECORDS = ("all_results.json", "run.json", "previous_run.json", "evaluation.json")
 REPORTS = (CARD, *LICENCES, "*.png", *RECORDS)
 
@@ -31,11 +33,11 @@ def matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
 def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:
     """The SHA-256 of every file that decides what the checkpoint computes, by name.
 
-    For an adapter's config, the place of its base is left out, because publishing changes it.
+    Of a config, the fields of `NOT_COMPUTED_FROM` are left out: publishing changes them.
     """
     found = {name: sha256(file) for name, file in matching(folder, patterns).items()}
-    if ADAPTER_CONFIG in found:
-        fields = read_json(folder / ADAPTER_CONFIG)
-        fields = {name: fields[name] for name in sorted(fields.keys() - {"base_model_name_or_path", "revision"})}
-        found[ADAPTER_CONFIG] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    for name in found.keys() & NOT_COMPUTED_FROM.keys():
+        fields = read_json(folder / name)
+        fields = {field: fields[field] for field in sorted(fields.keys() - NOT_COMPUTED_FROM[name])}
+        found[name] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
     return found
