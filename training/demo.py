@@ -42,7 +42,7 @@ RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 # The recipe reaches 0.970 ± 0.011 over five seeds (model_cards/digits-tanhmax), and another processor acts like another
 # seed: 360 digits by other writers are few.
 EXPECTED_ACCURACY = 0.93
-LARGEST_DIFFERENCE = 1e-6
+LARGEST_DIFFERENCE = 1e-5  # of logits: without the package the same formula is computed in another order
 DIGITS_SHOWN, PIXELS = 7, 128
 DIGIT = "digit.png"  # a sample input for `hf-bidir explain`
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from hf_bidir.checkpoints.convert import signed
 from hf_bidir.checkpoints.layer_hooks import kept_keys
+from hf_bidir.checkpoints.signing import signed
 from hf_bidir.cli import app
 from hf_bidir.explain import explain, read_text
 from hf_bidir.explain.inputs.parts import conversation, segmented

@@ -70,10 +70,11 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
     assert f"; of digits-softmax: {means['counterpart']}" in card
 
 
-def test_small_weights_lie_beside_their_card_and_no_code_does(made):
+def test_small_weights_and_the_code_that_loads_them_lie_beside_their_card(made):
     files = {file.name for file in (made[2] / "digits-tanhmax").iterdir()}
     assert {"model.safetensors", "config.json", "preprocessor_config.json", "explanation.png"} <= files
-    assert not any(name.endswith((".py", ".bin")) for name in files)
+    assert "modeling_bidir.py" in files
+    assert not any(name.endswith(".bin") for name in files)
 
 
 def test_fewer_seeds_than_the_published_ones_leave_the_published_card_alone_and_finished_runs_are_not_repeated(made):

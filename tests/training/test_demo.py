@@ -50,7 +50,7 @@ def test_a_second_demo_uses_the_finished_run_and_lists_its_files(folder, capsys)
     printed = capsys.readouterr().out
     assert "Using the finished run" in printed
     difference = re.search(r"largest difference of a logit (\S+)", printed).group(1)
-    assert float(difference) <= 1e-6
+    assert float(difference) <= 1e-5
     assert re.search(r"^Reload and picture took \d+ seconds$", printed, re.MULTILINE)
     assert f"In {folder}" in printed
     assert (folder / "model.safetensors").stat() == weights
