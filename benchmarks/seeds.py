@@ -7,8 +7,6 @@ from operator import sub
 from statistics import mean, stdev, variance
 from typing import Any, TypeVar
 
-from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
-
 Name = TypeVar("Name", bound=Hashable)
 TESTED = ("difference", "p", "g")  # headings of `Comparison.cells`
 TESTED_BY_SEED = (
@@ -26,6 +24,8 @@ def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % t interval of the mean over seeds; NaN for one seed."""
+    from scipy.stats import ttest_1samp  # gpu.py does without scipy
+
     found = ttest_1samp(values, 0).confidence_interval()
     return float(found.low), float(found.high)
 
@@ -143,4 +143,6 @@ def _values(one: Comparison) -> tuple:
 
 
 def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:
+    from scipy.stats import ttest_ind, ttest_rel
+
     return ttest_rel(first, second) if paired else ttest_ind(first, second, equal_var=False)
