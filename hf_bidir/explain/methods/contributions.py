@@ -92,25 +92,3 @@ def _transformed_norms(projection: Projections, values: Tensor, heads: int) -> T
     triangle = torch.linalg.qr(by_head_weight, mode="r").R
     by_head = upcast(values).repeat_interleave(heads // values.shape[1], 1)
     return (by_head @ triangle.mT).norm(dim=-1)
-
-
-def pooled_contributions(coefficients: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    """`a_i (v_i · w)`: the exact share of each token in `y`, for one attention layer followed by a linear map.
-
-    For models that pool by attention, whose output is `y = (Σ_i a_i v_i) · w + b`; the shares sum to `y - b`.
-
-    Args:
-        coefficients: `[batch, length]`, or `[batch, queries, length]`.
-        values: `[batch, length, hidden]`.
-        weight: the classifier row that computes `y`, `[hidden]`, or one row per example, `[batch, hidden]`.
-
-    Returns:
-        The shape of `coefficients`. Negating both `a_i` and `v_i` changes nothing.
-    """
-    if values.dim() != 3 or coefficients.dim() not in (2, 3) or coefficients.shape[-1] != values.shape[1]:
-        raise ValueError(
-            "expected coefficients [batch, length] or [batch, queries, length] and values [batch, length, hidden], got "
-            f"{tuple(coefficients.shape)} and {tuple(values.shape)}."
-        )
-    readout = torch.einsum("blh,bh->bl", values, weight.expand(len(values), -1))
-    return coefficients * (readout if coefficients.dim() == 2 else readout.unsqueeze(1))
