@@ -119,7 +119,7 @@ def relevance_rows(repeats: int) -> list[list[str]]:
     model.requires_grad_(False)
 
     def plain(backward: bool) -> None:
-        function = InputFunction.of(ForwardCache(model, inputs), Request(target=0), one_point=True)
+        function = InputFunction(ForwardCache(model, inputs), Request(target=0), one_point=True)
         start = function.start.clone().requires_grad_()
         y = function.score(start, function.rows).sum()
         if backward:

@@ -13,6 +13,7 @@ from hf_bidir.explain.result import Alignment, Explanation
 EXAMPLES = Path(__file__).resolve().parent / "examples"  # a folder of images per data set
 ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
 LONGEST = 2000  # letters of a text
+FIGURES = ("heads", "coefficients")
 LOADED = 4  # maximum checkpoints in memory
 DEFAULT, PREDICTED = "the default", "the prediction"  # as a method or a target, in place of a name
 SENTENCES = (
@@ -77,13 +78,13 @@ def explanations(
     where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
     if chosen:  # by contributions, as on the command line, where the method takes all heads together
         where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
-    found = [explain(*loaded(name), given, figures=("heads",), **where) for name in names]
+    found = [explain(*loaded(name), given, figures=FIGURES, **where) for name in names]
     aims, classes = [f"“{target}”"] * len(names), []
     if target == PREDICTED and not isinstance(found[0], Alignment):
         aims = ["y" if one.target is None else "its own prediction" for one in found]
         classes = [one for one in map(predicted_class, names, found) if one is not None]
         if len(set(classes)) > 1:
-            found[1] = explain(*loaded(names[1]), given, figures=("heads",), **where | {"target": classes[0]})
+            found[1] = explain(*loaded(names[1]), given, figures=FIGURES, **where | {"target": classes[0]})
             aims[1] = f"“{classes[0]}”, which the first model predicts"
     return found, aims, classes
 

@@ -225,9 +225,8 @@ def explained_sides(names: list[str], given: str, method: str, target: str, chos
 def _under_coefficients(found: list[Explanation], drawn: list[str]) -> list[str]:
     """The pictures of a chosen or single head, each below the coefficients of that head; others as they are."""
     one = found[0]
-    single = one.heads is not None and one.heads.numel() == 1
-    several_windows = any(one.coefficients is None for one in found)
-    if several_windows or not (single or one.head is not None):
+    single = one.heads.numel() == 1
+    if not (single or one.head is not None):
         return drawn
     pairs = zip(coefficients(found), drawn, strict=True)
     return [f"<h4>Coefficients</h4>{above}<h4>{one.method.capitalize()}</h4>{picture}" for above, picture in pairs]

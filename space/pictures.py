@@ -113,28 +113,24 @@ def _legend(bar: Bar) -> str:
 
 
 def grids(found: Sequence[Explanation], asked: str) -> list[str]:
-    """For each model a button per layer and head in the colour of its contribution, on one scale, if heads are known.
+    """For each model a button per layer and head in the colour of its contribution, on one scale.
 
     Args:
         asked: the method asked for. Where it takes all heads together, the chosen head was explained by another one.
     """
-    known = [as_array(one.heads).ravel() for one in found if one.heads is not None]
-    scale = Scale.of(np.concatenate([np.empty(0), *known]))
+    scale = Scale.of(np.concatenate([as_array(one.heads).ravel() for one in found]))
     return [_heads(one, scale, asked) for one in found]
 
 
 def _heads(explanation: Explanation, scale: Scale, asked: str) -> str:
-    if explanation.heads is not None and explanation.heads.numel() == 1:
+    if explanation.heads.numel() == 1:
         return "<p>This model has a single attention head.</p>"
     chosen = explanation.head is not None
-    if explanation.heads is None:
-        grid, text = "", "A text in several windows has no grid of heads; a shorter one has."
-    else:
-        unit = 10.0 ** (math.floor(math.log10(1.006 * scale.limit)) - 1)  # numbers of two digits fit on a phone
-        grid = f"<h4>Layers and heads</h4>{_grid(explanation, scale, unit)}{_legend(Bar.of(scale, 'a · ∂y/∂a'))}"
-        text = f"A cell sums the contributions of a head over all tokens, in units of {unit:g}. " + (
-            "" if chosen else "Click one to see the coefficients and contributions of that head."
-        )
+    unit = 10.0 ** (math.floor(math.log10(1.006 * scale.limit)) - 1)  # numbers of two digits fit on a phone
+    grid = f"<h4>Layers and heads</h4>{_grid(explanation, scale, unit)}{_legend(Bar.of(scale, 'a · ∂y/∂a'))}"
+    text = f"A cell sums the contributions of a head over all tokens, in units of {unit:g}. " + (
+        "" if chosen else "Click one to see the coefficients and contributions of that head."
+    )
     if chosen:
         text += f"Layer {explanation.layer}, head {explanation.head} alone is shown above"
         text += f" by {explanation.method}; {asked} takes all heads together. " if asked != explanation.method else ". "

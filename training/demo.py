@@ -104,7 +104,9 @@ def draw_attention(model: PreTrainedModel, processor: Any, digits: Dataset, pixe
     panels = figure.subplots(4, DIGITS_SHOWN)
     for index, digit in enumerate(digits.select(unsure.tolist())):
         guessed = list(zip(guesses[index].tolist(), shares[index].tolist(), strict=True))
-        found = [explain(model, processor, digit["image"], target=guess) for guess, _ in guessed]
+        found = [
+            explain(model, processor, digit["image"], target=guess, figures=["coefficients"]) for guess, _ in guessed
+        ]
         head = found[0].coefficients
         guess_titles = [f"{guess}, {share:.0%}" for guess, share in guessed]
         titles = [f"label {digit['label']}", *guess_titles, f"head {head.head}"]

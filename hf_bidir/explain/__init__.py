@@ -11,42 +11,47 @@ from typing import Any
 
 from hf_bidir.common.extras import extra
 
-_NAMES = {
-    "api": "explain explain_each",
-    "draw.figures": "image_heatmap score_grid",
-    "draw.page": "text_heatmap",
-    "forward": "ForwardCache",
-    "generation": "align explain_continuation",
-    "head_score": "explain_head",
-    "inputs.checkpoint": "load_checkpoint",
-    "inputs.image": "read_image",
-    "inputs.text": "read_text",
-    "methods": "token_scores",
-    "methods.alti": "token_shares",
-    "methods.attention": "attention_rollout",
-    "methods.attnlrp": "integrated_relevance relevance",
-    "methods.chefer": "cross_rollout gradient_rollout",
-    "methods.contributions": "contributions edge_contributions head_contributions value_weighted",
-    "methods.erasure": "erasure",
-    "methods.flow": "attention_flow",
-    "methods.gradients": "integrated_gradients",
-    "registry": "METHODS",
-    "request": "Request default_method",
-    "result": "Alignment Explanation Explanations",
-    "tables": "WordTable word_table",
+_HOMES = {
+    "Alignment": "result",
+    "Explanation": "result",
+    "Explanations": "result",
+    "ForwardCache": "forward",
+    "METHODS": "registry",
+    "Request": "request",
+    "attention_flow": "methods.flow",
+    "attention_rollout": "methods.attention",
+    "contributions": "methods.contributions",
+    "default_method": "request",
+    "edge_contributions": "methods.contributions",
+    "erasure": "methods.erasure",
+    "explain": "api",
+    "explain_each": "api",
+    "explain_head": "head_score",
+    "gradient_rollout": "methods.chefer",
+    "head_contributions": "methods.contributions",
+    "image_heatmap": "draw.figures",
+    "integrated_gradients": "methods.gradients",
+    "integrated_relevance": "methods.attnlrp",
+    "load_checkpoint": "inputs.checkpoint",
+    "read_image": "inputs.image",
+    "read_text": "inputs.text",
+    "relevance": "methods.attnlrp",
+    "score_grid": "draw.figures",
+    "text_heatmap": "draw.page",
+    "token_scores": "methods",
+    "token_shares": "methods.alti",
+    "value_weighted": "methods.contributions",
+    "word_table": "tables",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_MODULES)  # pyright: ignore
+__all__ = sorted(_HOMES)  # pyright: ignore
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with extra("explain"):
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return __all__

@@ -1,8 +1,8 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,13 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
-from hf_bidir.explain.coefficients import head_of_query
-from hf_bidir.explain.forward import ForwardCache, SegmentedInputs, check_kind, passes_of, reads_images, takes_embedding
-from hf_bidir.explain.inputs.parts import Parted, Segments, conversation, segmented
-from hf_bidir.explain.inputs.text import (
-    Example,
-    check_prompt,
-    merged,
-    note,
-    read_text,
-    shortened,
-    visible,
-    window,
-    windows_of,
-)
-from hf_bidir.explain.methods import METHODS, scores_by_default, scores_of, sink_note
-from hf_bidir.explain.readout import Prediction, at_token, batches, predictions, reads_beginning
-from hf_bidir.explain.request import HEADS, TRACED, Request
+from hf_bidir.checkpoints.kinds import kind_of, text_limit
+from hf_bidir.explain.forward import ForwardCache, check_kind, reads_images, takes_embedding
+from hf_bidir.explain.inputs.text import Example, Text, after, check_prompt, read_text, shortened, visible
+from hf_bidir.explain.methods import sink_note
+from hf_bidir.explain.prediction import Prediction, at_token, predictions
+from hf_bidir.explain.registry import LAYER_DEFAULT, METHODS, NoRule
+from hf_bidir.explain.request import COEFFICIENTS, HEADS, TRACED, Request, why_fast
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 
 UNKNOWN = 5  # unknown words in a note
@@ -38,13 +27,7 @@ ONE = str | Path | Image.Image
 
 
 def explain(
-    model: PreTrainedModel,
-    processor: Any,
-    inputs: ONE | Iterable[ONE],
-    method: str | None = None,
-    *,
-    progress: bool = True,
-    **choices: Any,
+    model: PreTrainedModel, processor: Any, inputs: ONE | Iterable[ONE], method: str | None = None, **choices: Any
 ) -> Explanation | Explanations | Alignment:
     """Explain the prediction for a text or an image, or for each of several; or the text that a model generates.
 
@@ -53,10 +36,10 @@ def explain(
         explain(lm, tokenizer, [{"role": "user", "content": "What is the capital of France?"}], new_tokens=20)
         explain(model, tokenizer, review, segments="sentences")
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
+        explain(translator, tokenizer, "This film is good.")  # an encoder-decoder
 
-    A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
-    Masked language models and sentence encoders see the beginning of the text, and a causal language model refuses it.
-    An encoder-decoder is explained as by `align`.
+    Of a text that exceeds the limit of the model the beginning is explained, as a pipeline predicts it; a causal
+    language model refuses it.
 
     Args:
         model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
@@ -64,8 +47,7 @@ def explain(
         processor: its tokenizer, or image processor.
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
             `apply_chat_template`; or a list of such. `explain_each` takes a stream.
-        method: a name of `METHODS`; None selects `default_method`.
-        progress: show a progress bar for several inputs.
+        method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions and attnlrp.
         choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, figures,
             batch_size: the fields of `Request`.
 
@@ -80,14 +62,14 @@ def explain(
     """
     request = Request(method, **choices)
     if isinstance(inputs, ONE) or _is_conversation(inputs):
-        return _explain_single(model, processor, inputs, request)
-    inputs = list(_checked(inputs))
+        return _explain_single(request.model_within(model, processor), processor, inputs, request)
+    inputs = list(_several(inputs))
     if not inputs or request.generates:
         expected = "a single prompt to continue" if inputs else "at least one text or image"
         raise ValueError(f"expected {expected}, got {'a list' if inputs else 'an empty list'}.")
     explanations = explain_each(model, processor, inputs, method, **choices)
-    hidden = not progress or len(inputs) <= request.batch_size
-    return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=hidden))
+    short = len(inputs) <= request.batch_size
+    return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=short))
 
 
 def explain_each(
@@ -97,38 +79,40 @@ def explain_each(
 
     Args:
         inputs: any iterable, such as a column of a streamed data set.
-        choices: fields of `Request`, without figures; these and the other arguments are as in `explain`.
+        choices: fields of `Request`, and the other arguments, as in `explain`.
     """
-    request = replace(Request(method, **choices), figures=())
+    request = Request(method, **choices)
     model = request.model_within(model, processor)
-    rows = enumerate(_checked(inputs))
-    alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
+    rows = enumerate(_several(inputs))
+    alone = reads_images(model) or request.figures or kind_of(model).per_token or not _pads(model, processor)
     while batch := list(islice(rows, 1 if alone else request.batch_size)):
         examples = []
         for index, text_or_image in batch:
             with _naming_input(index):
                 examples.append(read(model, processor, text_or_image, request))
-        with _naming_input(batch[0][0]) if alone else nullcontext():
-            yield from _Batch(model, processor, examples, request).explanations()
+        with _naming_input(batch[0][0], known=len(batch) == 1):
+            yield from _explanations(model, processor, examples, request)
 
 
-def _explain_single(model: Any, processor: Any, text_or_image: Any, request: Request) -> Explanation | Alignment:
-    model = request.model_within(model, processor)
+def _explain_single(
+    model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request
+) -> Explanation | Alignment:
     if model.config.is_encoder_decoder or request.generates:
         from hf_bidir.explain.generation import explain_generated
 
-        text = parted(processor, text_or_image, request.segments)
-        return explain_generated(model, processor, text, request)
+        return explain_generated(model, processor, parted(processor, text_or_image, request), request)
     example = read(model, processor, text_or_image, request)
-    return next(_Batch(model, processor, [example], request).explanations())
+    return next(_explanations(model, processor, [example], request))
 
 
 @contextmanager
-def _naming_input(index: int) -> Iterator[None]:
-    """Put the index of an input before an error about it."""
+def _naming_input(index: int, known: bool = True) -> Iterator[None]:
+    """Put the index of an input before an error about it, if it is known which one it is."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
+        if not known:
+            raise
         raise type(error)(f"inputs[{index}]: {error}") from error
 
 
@@ -136,29 +120,32 @@ def _is_conversation(inputs: Any) -> bool:
     return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(part, Mapping) for part in inputs)
 
 
-def parted(tokenizer: Any, text_or_image: Any, segments: Segments | None = None) -> Any:
+def parted(tokenizer: Any, text_or_image: Any, request: Request) -> Any:
     """A text with the parts that were asked for, a conversation as its chat template writes it, or an image.
 
     Raises:
         ValueError: segments of an image, and as in `conversation` and `segmented`.
     """
-    text = conversation(tokenizer, text_or_image) if _is_conversation(text_or_image) else text_or_image
-    if segments is None:
-        return text
+    chat = _is_conversation(text_or_image)
+    if not chat and request.segments is None:
+        return text_or_image
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ValueError("segments are for texts; leave them out for images.")
-    return segmented(text, segments)
+        raise ValueError("segments and conversations are for texts; an image has none.")
+    from hf_bidir.explain.inputs.parts import conversation, segmented
+
+    text = conversation(tokenizer, text_or_image) if chat else text_or_image
+    return text if request.segments is None else segmented(text, request.segments)
 
 
-def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
+def _several(inputs: Any) -> Iterable[ONE]:
     """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair."""
     if isinstance(inputs, tuple):
         raise ValueError(
             "expected texts or images in a list, got a tuple, which is a pair of texts; pairs cannot be explained yet. "
             "Pass a list to explain each text."
         )
-    table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
-    if table or isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
+    is_table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
+    if is_table or isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
         raise ValueError(
             f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
             "table. `explain` takes a single text or image too, and `token_scores` takes tokenized inputs."
@@ -166,168 +153,123 @@ def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
     return inputs
 
 
-def _pads(model: PreTrainedModel, processor) -> bool:
+def _pads(model: PreTrainedModel, processor: Any) -> bool:
     """Whether texts of different lengths can form a batch: the tokenizer and the config have a padding token."""
     return all(getattr(part, "pad_token_id", None) is not None for part in (processor, model.config.get_text_config()))
 
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request) -> Example:
-    """The model inputs of a text or an image; a text is cut only if the model reads the beginning of texts."""
-    text_or_image = parted(processor, text_or_image, request.segments)
+    """The model inputs of a text or an image."""
     check_kind(type(model), model.config)
+    text = parted(processor, text_or_image, request)
     if reads_images(model):
         from hf_bidir.explain.inputs.image import read_image
 
-        return read_image(model, processor, text_or_image, size=request.size)
+        return read_image(model, processor, text, size=request.size)
     if request.size is not None:
         raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
-    if not isinstance(text_or_image, str):
+    if not isinstance(text, str | Text):
         raise ValueError(
-            f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself. "
+            f"expected a text for {type(model).__name__}, got {type(text).__name__}; pass the text itself. "
             "Pairs of texts cannot be explained yet."
         )
-    text = text_or_image
     if takes_embedding(model):
-        spelled = model.spelled(text)
-        text = text.within(spelled) if isinstance(text, Parted) else spelled
-    whole = reads_beginning(model) or not processor.is_fast
-    example = read_text(processor, text, text_limit(model, processor) if whole else LONGEST_TEXT)
+        text = after(model.prompt, text)
+    example = read_text(processor, text, text_limit(model, processor))
     if kind_of(model).causal:
         check_prompt(model, processor, example)
     return example
 
 
-class _Batch:
-    """Examples whose windows run together, of one request."""
-
-    def __init__(self, model: PreTrainedModel, processor: Any, examples: list[Example], request: Request) -> None:
-        self.model, self.processor, self.examples = model, processor, examples
-        self.asked = at_token(model, processor, examples[0], request) if len(examples) == 1 else request
-        self.size = request.batch_size if _pads(model, processor) else 1
-        self.windows = [_windows(model, processor, example) for example in examples]
-        self.inputs = _padded(processor, examples, self.windows)
-        self.counts = [len(windows) for windows in self.windows]
-        self.cache = self._shared_cache()
-
-    def _shared_cache(self) -> ForwardCache | None:
-        """One for the prediction, its scores and figures, unless no coefficients are needed, which are large."""
-        if sum(self.counts) > 1:
-            return None
-        figures = bool(self.asked.figures)
-        method = self.asked.with_method(self.model, passes_of(self.model, self.inputs)).method
-        if METHODS[str(method)].of_outputs and not figures:
-            return None
-        return ForwardCache(self.model, self.inputs, shared=True, with_graph=HEADS in self.asked.figures)
-
-    def _caches(self) -> Iterator[ForwardCache]:
-        """The caches of parts that run together."""
-        if self.cache is not None:
-            yield self.cache
-            return
-        for part in batches(self.inputs, self.size):
-            yield ForwardCache(self.model, part)
-
-    def explanations(self) -> Iterator[Explanation]:
-        predicted = predictions(self.processor, self._caches(), self.asked, self.counts)
-        scored = self._scores(predicted)
-        for index, pieces in enumerate(scored.scores.split(self.counts)):
-            yield self._explanation(index, predicted[index], replace(scored, scores=pieces))
-
-    def _scores(self, predicted: Sequence[Prediction]) -> "_Scores":
-        """Scores `[windows, length]` of the predictions."""
-        targets = [p.target for p, count in zip(predicted, self.counts, strict=True) for _ in range(count)]
-        request = replace(self.asked, instead_of=predicted[0].instead_of)
-        scores, method, why = [], "", ""
-        for start, cache in enumerate(self._caches()):
-            rows = targets[start * self.size : (start + 1) * self.size]
-            part = replace(request, target=None if rows[0] is None else torch.tensor(rows))
-            values, method, why = scores_by_default(cache, part)
-            scores.append(values.cpu())
-        return _Scores(torch.cat(scores), method, why)
-
-    def _explanation(self, index: int, prediction: Prediction, scored: "_Scores") -> Explanation:
-        example, windows, method = self.examples[index], self.windows[index], METHODS[scored.method]
-        pieces = merged(list(scored.scores), windows, len(example.token_of_piece), method.explains_output)
-        scores = example.by_token(pieces, method.additive)
-        notes = [
-            *_lost(example, self.processor),
-            *note(windows, method.explains_output),
-            scored.why,
-            sink_note(scored.method, example.tokens, example.special, scores),
-        ]
-        explanation = Explanation(
-            example=example,
-            explained=prediction.explained,
-            method=scored.method,
-            layer=self.asked.layer,
-            head=self.asked.head,
-            scores=scores,
-            value=prediction.value,
-            target=prediction.target,
-            instead_of=prediction.instead_of,
-            notes=list(filter(None, notes)),
-        )
-        if explanation.little:
-            explanation.notes.append(explanation.little)
-        if self.cache is None:  # figures of one of several windows would be of another text
-            return explanation
-        return _with_figures(explanation, self.cache, replace(self.asked, target=prediction.target))
+def _explanations(
+    model: PreTrainedModel, processor: Any, examples: list[Example], request: Request
+) -> Iterator[Explanation]:
+    """The explanations of examples that run together."""
+    kind = kind_of(model)
+    if kind.per_token:
+        request = at_token(model, processor, examples[0], request)
+    inputs, units = _batch(processor, examples)
+    cache = ForwardCache(model, inputs, units)
+    chosen = request.resolved(model, cache.passes)
+    if METHODS[str(chosen.method)].of_outputs and kind.causal and not request.figures:
+        cache.layers = ()  # coefficients of a long prompt are large, and not needed
+    notes = [] if request.method else [why_fast(chosen.method, cache.passes)]
+    predicted = predictions(cache, chosen, processor)
+    try:
+        scores = METHODS[str(chosen.method)].scores(cache, chosen)
+    except NoRule as error:
+        if request.method is not None:
+            raise
+        notes.append(f"The default method, {chosen.method}, does not apply: {error}")
+        chosen = replace(chosen, method=LAYER_DEFAULT)
+        scores = METHODS[LAYER_DEFAULT].scores(cache, chosen)
+    for example, prediction, row in zip(examples, predicted, scores.cpu(), strict=True):
+        explanation = _explanation(example, prediction, row, chosen)
+        explanation.notes[:0] = [*_lost(example, processor), *filter(None, notes)]
+        yield _with_figures(explanation, cache, chosen) if request.figures else explanation
 
 
-@dataclass(frozen=True)
-class _Scores:
-    scores: Tensor  # [windows, length]
-    method: str
-    why: str  # why it is not the usual default
+def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The inputs of all examples, padded on the right, and the segments of their tokens."""
+    inputs = examples[0].inputs
+    if len(examples) > 1:
+        rows = [{name: value[0] for name, value in example.inputs.items()} for example in examples]
+        inputs = dict(processor.pad(rows, padding_side="right", return_tensors="pt"))
+    if not examples[0].whole:
+        return inputs, None
+    units = [example.token_of_piece for example in examples]
+    return inputs, torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1)
+
+
+def _explanation(example: Example, prediction: Prediction, scores: Tensor, request: Request) -> Explanation:
+    """The explanation with scores `[length]` of a row."""
+    method = METHODS[str(request.method)]
+    by_token = example.by_token(scores[: len(example.token_of_piece)], method.additive)
+    sink = sink_note(str(request.method), example.tokens, example.special, by_token)
+    return Explanation(
+        example=example,
+        explained=prediction.explained,
+        method=str(request.method),
+        layer=request.layer,
+        head=request.head,
+        scores=by_token,
+        value=prediction.value,
+        target=prediction.target,
+        instead_of=prediction.instead_of,
+        notes=[sink] if sink else [],
+    )
 
 
 def _with_figures(explanation: Explanation, cache: ForwardCache, request: Request) -> Explanation:
-    """The explanation with the coefficients of a head, and the requested figures."""
-    example, traced, heads = explanation.example, {}, None
+    """The explanation with what was asked for beside the scores."""
+    example, traced, coefficients, heads = explanation.example, {}, None, None
+    if COEFFICIENTS in request.figures:
+        from hf_bidir.explain.coefficients import head_of_query
+
+        coefficients = head_of_query(cache, example, request)
     if HEADS in request.figures:
         from hf_bidir.explain.methods.contributions import head_contributions
 
         heads = head_contributions(cache, request)[0].sum(-1)
     for name in (name for name in TRACED if name in request.figures):
-        scores = scores_of(cache, replace(request, method=name))[0]
+        scores = METHODS[name].scores(cache, replace(request, method=name))[0]
         traced[name] = example.by_token(scores, METHODS[name].additive)
         if sink := sink_note(name, example.tokens, example.special, traced[name]):
             explanation.notes.append(sink)
-    coefficients = head_of_query(cache, example, request)
     return replace(explanation, heads=heads, traced=traced, coefficients=coefficients)
 
 
-def _windows(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
-    """The positions of a text's windows; a single one for an image, and where only the beginning of a text is read."""
-    if example.grid is not None or reads_beginning(model):
-        return [torch.arange(len(example.token_of_piece))]
-    return windows_of(example, text_limit(model, processor))
-
-
-def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> Mapping[str, Tensor]:
-    """All windows of all examples as one batch, padded on the right, with the segments of their tokens."""
-    if len(examples) == 1 and len(windows[0]) == 1:
-        inputs = examples[0].inputs
-    else:
-        parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
-        if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
-            inputs = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-        else:
-            inputs = dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
-    if not examples[0].whole:
-        return inputs
-    units = [example.token_of_piece[own] for example, some in zip(examples, windows, strict=True) for own in some]
-    return SegmentedInputs(inputs, torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1))
-
-
-def _lost(example: Example, tokenizer) -> list[str]:
+def _lost(example: Example, tokenizer: Any) -> list[str]:
     """A sentence each where a text was cut, and on the words for which the tokenizer has no piece."""
-    cut = f"The text is too long for the model; its last {example.truncated} word pieces were left out."
-    notes = [cut] if example.truncated else []
-    if "input_ids" not in example.inputs or (piece := getattr(tokenizer, "unk_token_id", None)) is None:
+    notes = []
+    if example.truncated:
+        notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is None or example.grid is not None:
         return notes
-    places = example.token_of_piece[example.inputs["input_ids"][0] == piece].tolist()
-    words = list(dict.fromkeys(example.tokens[place] for place in places if not example.special[place]))
-    named = ", ".join(visible(shortened(word)) for word in words[:UNKNOWN]) + ", …" * (len(words) > UNKNOWN)
-    read = f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}."
-    return [*notes, read] if words else notes
+    places = example.token_of_piece[example.inputs["input_ids"][0] == unknown].tolist()
+    words = dict.fromkeys(visible(shortened(example.tokens[at])) for at in places if not example.special[at])
+    if words:
+        named = ", ".join([*list(words)[:UNKNOWN], *["…"] * (len(words) > UNKNOWN)])
+        notes.append(f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}.")
+    return notes

@@ -13,45 +13,22 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import check_vocabulary, device_of, kind_of, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.explain.signed_maps import map_of
 from hf_bidir.modeling.signed_layers import signed_layers
 
-
-class SegmentedInputs(dict[str, Tensor]):
-    """Inputs of a model whose tokens form segments, which erasure removes as a whole.
-
-    Attributes:
-        units: the segment of each token, rising integers `[batch, length]`.
-    """
-
-    def __init__(self, inputs: Mapping[str, Tensor], units: Tensor) -> None:
-        super().__init__(inputs)
-        self.units = units
-
-
-def units_of(inputs: Any) -> Tensor | None:
-    """The segments of inputs or of a cache; None where every token stands alone."""
-    return getattr(inputs, "units", None)
-
-
-def passes_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> int:
-    """The forward passes that erasure takes per text, one for each token or segment, however many outputs it
-    explains."""
-    units = units_of(inputs)
-    if units is not None:
-        return int((units.diff() != 0).sum(-1).max()) + 1
-    return inputs[model.main_input_name].shape[-1]
+Values = list[tuple[nn.Module, Tensor]]
+DIFFERENTIAL = {"DiffLlamaAttention"}  # layers that subtract two maps, by class name
 
 
 class ForwardCache:
     """The checked inputs of a model, and the outputs, coefficients and values of one pass, which runs when first read.
 
+    It runs once more where gradients are enabled and the pass before had no graph, or its graph is used up.
+
     Attributes:
         model, inputs: the signed model, and its inputs on its device.
-        shared: whether several methods read from it, so that its graph serves several backward passes.
-        with_graph: whether the first pass builds a graph, also where its first reader needs none.
-        units: the segment of each token `[batch, length]`, those of `SegmentedInputs`; otherwise None.
-        passes: as in `passes_of`.
+        units: the segment of each token, which erasure removes as a whole, rising integers `[batch, length]`; None
+            where every token stands alone.
+        layers: the layers whose coefficients are recorded; None: all.
         values: layer and values `[batch, key heads, keys, value_dim]` of each entry of `coefficients`, once it has run.
     """
 
@@ -59,15 +36,14 @@ class ForwardCache:
         self,
         model: PreTrainedModel,
         inputs: Mapping[str, Tensor],
+        units: Tensor | None = None,
         *,
-        shared: bool = False,
-        with_graph: bool = False,
+        layers: Sequence[nn.Module] | None = None,
     ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model, self.inputs = model, prepared_inputs(model, inputs)
-        self.shared, self.with_graph = shared, with_graph
-        self.units, self.passes = units_of(inputs), passes_of(model, inputs)
-        self.values: list[tuple[nn.Module, Tensor]] = []
+        self.units, self.layers = units, layers
+        self.values: Values = []
         self._outputs: ModelOutput | None = None
         self._coefficients: list[Tensor] = []
         self._has_graph = False
@@ -76,9 +52,9 @@ class ForwardCache:
         """Run the model unless it has run, with a graph where gradients are enabled; whether they are."""
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if self._outputs is None or (gradients and not self._has_graph):
-            self._has_graph = gradients or self.with_graph
-            with torch.inference_mode(False), torch.set_grad_enabled(self._has_graph):
-                self._outputs, self._coefficients, self.values = record_maps(self.model, self.inputs)
+            with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+                self._outputs, self._coefficients, self.values = record_maps(self.model, self.inputs, self.layers)
+            self._has_graph = gradients
         return gradients
 
     @property
@@ -88,7 +64,8 @@ class ForwardCache:
         assert self._outputs is not None
         if with_graph:
             return self._outputs
-        return ModelOutput({name: x.detach() if isinstance(x, Tensor) else x for name, x in self._outputs.items()})
+        detached = {name: x.detach() for name, x in self._outputs.items() if isinstance(x, Tensor)}
+        return ModelOutput(detached)
 
     @property
     def coefficients(self) -> list[Tensor]:
@@ -98,9 +75,20 @@ class ForwardCache:
 
     def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
         """`∂y/∂a` of every coefficient that was read with a graph; 0 where a coefficient does not affect `y`."""
-        gradients = torch.autograd.grad(y, self._coefficients, retain_graph=self.shared, materialize_grads=True)
-        self._has_graph = self.shared
-        return gradients
+        self._has_graph = False
+        return torch.autograd.grad(y, self._coefficients, materialize_grads=True)
+
+    @property
+    def main_input(self) -> Tensor:
+        """The token ids or the pixels."""
+        return self.inputs[self.model.main_input_name]
+
+    @property
+    def passes(self) -> int:
+        """The forward passes that erasure takes per text, one for each token or segment."""
+        if self.units is not None:
+            return int((self.units.diff() != 0).sum(-1).max()) + 1
+        return self.main_input.shape[-1]
 
     @property
     def length(self) -> int:
@@ -110,9 +98,8 @@ class ForwardCache:
     @property
     def keep(self) -> Tensor:
         """Boolean `[batch, length]`, False for padding."""
-        main = self.inputs[self.model.main_input_name]
-        length = main.shape[1] if main.dim() == 2 else self.coefficients[-1].shape[-1]
-        return keep_mask_of(self.inputs, length)
+        is_text = self.main_input.dim() == 2
+        return keep_mask_of(self.inputs, self.main_input.shape[1] if is_text else self.coefficients[-1].shape[-1])
 
     @property
     def position(self) -> Tensor:
@@ -185,42 +172,37 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs on the model's device, without labels, once they are checked."""
     check_bidir(model)
+    name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"expected a model of one text or image; {type(model).__name__} is an encoder-decoder. Call "
-            "hf_bidir.explain.align(model, tokenizer, text) to explain its generated text."
+            f"expected a model of one text or image; {name} is an encoder-decoder. Call "
+            "hf_bidir.explain.explain(model, tokenizer, text) to explain its generated text."
         )
-    if not isinstance(inputs, Mapping):
-        raise ValueError(
-            f"expected a batch as a mapping, such as a tokenizer returns, got {type(inputs).__name__}. Pass a list of "
-            "such batches, or a dataloader, only to functions that take several."
-        )
-    inputs = {name: value for name, value in inputs.items() if name != "labels" and value is not None}
-    wrong = {name: type(value).__name__ for name, value in inputs.items() if not isinstance(value, Tensor)}
-    if wrong:
-        raise ValueError(f'expected tensors, got {wrong}; tokenizers return tensors with return_tensors="pt".')
-    main = inputs.get("pixel_values" if reads_images(model) else "input_ids")
+    tensors = {key: value for key, value in inputs.items() if key != "labels" and isinstance(value, Tensor)}
+    main = tensors.get(model.main_input_name)
     if main is None or main.dim() not in (2, 4) or not main.numel():
+        shapes = {key: tuple(value.shape) for key, value in tensors.items()}
         raise ValueError(
-            "expected input_ids [batch, length] or pixel_values [batch, channels, height, width], not empty; got "
-            f"{ {name: tuple(value.shape) for name, value in inputs.items()} } for {type(model).__name__}, whose main "
-            f"input is {model.main_input_name}."
+            f'expected tensors, as with return_tensors="pt", with {model.main_input_name} of {name}: input_ids [batch, '
+            f"length] or pixel_values [batch, channels, height, width], not empty; got {shapes}."
         )
     count = vocabulary_of(model)
     if count is not None and main.max() >= count:
         raise ValueError(
-            f"expected tokens below {count}, the number of embeddings of {type(model).__name__}, got {main.max()}; is "
-            "the tokenizer another model's, or were tokens added without resize_token_embeddings?"
+            f"expected tokens below {count}, the number of embeddings of {name}, got {main.max()}; is the tokenizer "
+            "another model's, or were tokens added without resize_token_embeddings?"
         )
     limit = longest_text(model) if main.dim() == 2 else None
     if limit and main.shape[1] > limit:
         raise ValueError(
             f"expected at most {limit} tokens, got {main.shape[1]}; tokenize with truncation=True, max_length={limit}."
         )
-    # inference-mode tensors cannot have gradients, their clones can; position_ids may come as a single row
-    inputs = {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
     device = device_of(model)
-    return {name: value.to(device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
+    for key, value in tensors.items():
+        # inference-mode tensors cannot have gradients, their clones can; position_ids may come as a single row
+        value = value.clone() if value.is_inference() else value
+        tensors[key] = value.to(device).expand(len(main), *value.shape[1:])
+    return tensors
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
@@ -231,24 +213,23 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
     return torch.ones(len(main), length, dtype=torch.bool, device=main.device)
 
 
-def record_coefficients(
-    model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
-) -> tuple[ModelOutput, list[Tensor]]:
-    """Run the model on any attention backend; its outputs, and the coefficients of the `layers`, by default of all.
+def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[ModelOutput, list[Tensor]]:
+    """Run the model on any attention backend; its outputs, and the coefficients of all layers.
 
     They are `[batch, heads, queries, keys]` each, in the order in which layers run, with one entry per run of a layer,
     as in ALBERT; of differential attention they are its signed map (`signed_maps.py`). Both are differentiable if
     gradients are enabled, even with frozen weights.
     """
-    return record_maps(model, inputs, layers)[:2]
+    return record_maps(model, inputs)[:2]
 
 
 def record_maps(
     model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
-) -> tuple[ModelOutput, list[Tensor], list[tuple[nn.Module, Tensor]]]:
-    """As `record_coefficients`, and the layer and the values `[batch, key heads, keys, value_dim]` of each entry."""
+) -> tuple[ModelOutput, list[Tensor], Values]:
+    """As `record_coefficients`, of some layers, and the layer and the values `[batch, key heads, keys, value_dim]` of
+    each entry."""
     maps: list[Tensor] = []
-    values: list[tuple[nn.Module, Tensor]] = []
+    values: Values = []
     with in_evaluation(model), ExitStack() as stack:
         for layer in signed_layers(model) if layers is None else layers:
             reader = _Reader(layer, maps, values)
@@ -260,25 +241,42 @@ def record_maps(
 class _Reader:
     """Adds the map and the values of each run of a layer to two lists."""
 
-    def __init__(self, layer: nn.Module, maps: list[Tensor], values: list[tuple[nn.Module, Tensor]]) -> None:
+    def __init__(self, layer: nn.Module, maps: list[Tensor], values: Values) -> None:
         self.layer, self.maps, self.values = layer, maps, values
-        self.adapter, self.parts = map_of(layer), list[Tensor]()
+        self.differential = is_differential(layer)
+        self.parts: list[Tensor] = []  # values of the calls of a run
         self.coefficients = torch.empty(0)  # made of the map, so that y depends on it
 
     def edit(self, coefficients: Tensor) -> Tensor:
-        if not self.parts:
-            found, rebuilt = self.adapter.split(self.layer, coefficients)
-            if torch.is_grad_enabled() and not found.requires_grad:
-                found.requires_grad_()
-            self.maps.append(found)
-            self.coefficients = rebuilt(found)
+        if self.parts:  # a later call of a run
+            return self.coefficients
+        signed_map, rebuilt = coefficients, None
+        if self.differential:
+            from hf_bidir.explain.signed_maps import difference
+
+            signed_map, rebuilt = difference(self.layer, coefficients)
+        if torch.is_grad_enabled() and not signed_map.requires_grad:
+            signed_map.requires_grad_()
+        self.maps.append(signed_map)
+        self.coefficients = signed_map if rebuilt is None else rebuilt(signed_map)
         return self.coefficients
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        self.parts.append(value.detach())
-        if (whole := self.adapter.values(layer, self.parts)) is not None:
+        value = value.detach()
+        if not self.differential:
+            self.values.append((layer, value))
+            return
+        from hf_bidir.explain.signed_maps import joined_values
+
+        self.parts.append(value)
+        if (whole := joined_values(layer, self.parts)) is not None:
             self.values.append((layer, whole))
             self.parts = []
+
+
+def is_differential(layer: nn.Module) -> bool:
+    """Whether a layer subtracts two maps (`signed_maps.py`)."""
+    return any(base.__name__ in DIFFERENTIAL for base in type(layer).__mro__)
 
 
 def sequence_length(
@@ -293,12 +291,12 @@ def sequence_length(
     single = pooled or not attends_between_tokens(model)
     rows, keys = len(inputs[model.main_input_name]), shapes[0][3]
     wanted = {(rows, keys, keys), (rows, 1 if single else keys, keys)}
-    if wanted.issuperset((rows, queries, keys) for rows, _, queries, keys in shapes):
+    if wanted.issuperset((shape[0], shape[2], shape[3]) for shape in shapes):
         return keys
     raise ValueError(
         f"expected layers that all attend over the same tokens; {type(model).__name__} has coefficients [batch, heads, "
         f"queries, keys] of the shapes {', '.join(map(str, shapes))}. For numbers per layer, call "
-        "edge_contributions(model, inputs) or value_weighted(model, inputs)."
+        "edge_contributions or value_weighted."
     )
 
 
@@ -322,8 +320,8 @@ def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Ten
     if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
         raise ValueError(f"expected one position, or one per example ({batch}), got {position}.")
     positions = positions.long().reshape(-1).expand(batch)
-    inside = (positions >= 0) & (positions < length)
-    if not (inside & keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)).all():
+    at_token = keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)
+    if not (at_token & (positions >= 0) & (positions < length)).all():
         raise ValueError(f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}.")
     return positions
 

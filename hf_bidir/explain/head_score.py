@@ -8,13 +8,12 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
 from hf_bidir.explain.api import read
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, check_exists, model_within
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, check_exists, is_differential, model_within
 from hf_bidir.explain.inputs.text import Example, signed, told_apart
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.readout import InputFunction
 from hf_bidir.explain.request import Request
 from hf_bidir.explain.result import Alignment
-from hf_bidir.explain.signed_maps import OWN_MAP, map_of
 
 
 def explain_head(
@@ -46,17 +45,19 @@ def explain_head(
     example = read(model, tokenizer, text, Request())
     cache = ForwardCache(model, example.inputs)
     check_exists("layer", layer, len(cache.coefficients))
-    if map_of(cache.values[layer][0]) is not OWN_MAP:
+    if is_differential(cache.values[layer][0]):
         raise ValueError(f"a head of {type(model).__name__} subtracts two maps, each with scores of its own.")
     coefficients = cache.coefficients[layer][0].float().cpu()
     check_exists("head", index, len(coefficients))
+    names = told_apart(example.tokens)
+    attending = int(_pieces(example, names, query).nonzero().max())
     special = torch.tensor(example.special)[example.token_of_piece]
-    place = int(_pieces(example, query).nonzero().max())
-    row = coefficients[index, place]
-    attended = int(row.abs().masked_fill(special if key is None else ~_pieces(example, key), -1).argmax())
-    score, through = _through(cache, (layer, index), place, attended)
-    query_name, key_name = (told_apart(example.tokens)[int(example.token_of_piece[at])] for at in (place, attended))
-    sums = " and ".join(map(signed, through.sum(1).tolist()))
+    allowed = ~special if key is None else _pieces(example, names, key)
+    row = coefficients[index, attending]
+    attended = int(row.abs().masked_fill(~allowed, -1).argmax())
+    score, sides = _through(cache, head, attending, attended)
+    query_name, key_name = (names[int(example.token_of_piece[piece])] for piece in (attending, attended))
+    sums = " and ".join(map(signed, sides.sum(1).tolist()))
     return Alignment(
         source=example.tokens,
         written=[f"query {query_name}", f"key {key_name}"],
@@ -64,23 +65,22 @@ def explain_head(
         f"{signed(score)} and the coefficient {signed(row[attended].item())}.",
         what="Relevance (AttnLRP) of words for the score, through the query and through the key; it sums to "
         f"{sums}, biases and position embeddings have the rest",
-        scores={"relevance": example.by_token(through).cpu()},
-        axes=("side of the score", "word"),
+        scores={"relevance": example.by_token(sides).cpu()},
         first_length=len(example.tokens),
         how_to_read="+ (red) raises the score, − (blue) lowers it",
     )
 
 
-def _pieces(example: Example, word: str) -> Tensor:
+def _pieces(example: Example, names: list[str], word: str) -> Tensor:
     """The positions of a word, boolean `[length]`."""
-    names = told_apart(example.tokens)
     if word not in names and word not in example.tokens:
         raise ValueError(f"expected a word of the text, got {word!r}; it has {', '.join(names)}.")
     return example.token_of_piece == (names if word in names else example.tokens).index(word)
 
 
-def _through(cache: ForwardCache, head: tuple[int, int], query: int, key: int) -> tuple[float, Tensor]:
+def _through(cache: ForwardCache, head: tuple[int, int], attending: int, attended: int) -> tuple[float, Tensor]:
     """The score of a pair, and its relevance through the query and through the key, `[2, length]`."""
+    layer, index = head
     states: list[tuple[Tensor, ...]] = []
 
     def keep(*projected: Tensor) -> tuple[Tensor, ...]:
@@ -88,16 +88,16 @@ def _through(cache: ForwardCache, head: tuple[int, int], query: int, key: int) -
         return projected
 
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
-        function = InputFunction.of(cache, Request(), one_point=True)
+        function = InputFunction(cache, Request(), one_point=True)
         start = function.start.detach().clone().requires_grad_()
         with edited_projections(cache.model, keep), relevance_rules(cache.model):
             function.run(start, function.rows)
-        queries, keys, _ = states[head[0]]
-        group = queries.shape[1] // keys.shape[1]
-        sides = queries[0, head[1], query], keys[0, head[1] // group, key]
-        scaling = getattr(cache.values[head[0]][0], "scaling", None) or len(sides[0]) ** -0.5
+        queries, keys, _ = states[layer]
+        query = queries[0, index, attending]
+        key = keys[0, index // (queries.shape[1] // keys.shape[1]), attended]  # which several heads may share
+        scaling = getattr(cache.values[layer][0], "scaling", None) or len(query) ** -0.5
         rows = []
-        for of, by in (sides, sides[::-1]):
-            (gradient,) = torch.autograd.grad((of * by.detach()).sum() * scaling, start, retain_graph=True)
+        for y in (query @ key.detach(), query.detach() @ key):
+            (gradient,) = torch.autograd.grad(y * scaling, start, retain_graph=True)
             rows.append(function.by_token(start * gradient)[0])
-    return (sides[0] @ sides[1]).item() * scaling, torch.stack(rows).detach()
+    return (query @ key).item() * scaling, torch.stack(rows)

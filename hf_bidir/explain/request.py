@@ -2,27 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain.forward import (
-    attends_between_tokens,
-    model_within,
-    pools_tokens,
-    reads_images,
-    takes_embedding,
-)
+from hf_bidir.explain.forward import attends_between_tokens, model_within, pools_tokens, reads_images, takes_embedding
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 
 if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
-HEADS, TRACED = "heads", ("rollout", "flow")  # figures beside the scores
+COEFFICIENTS, HEADS, TRACED = "coefficients", "heads", ("rollout", "flow")  # figures beside the scores
+FIGURES = (COEFFICIENTS, HEADS, *TRACED)
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None
 
@@ -49,10 +43,11 @@ class Request:
             or a list of them, such as retrieved passages. Erasure removes a segment as a whole; of other methods the
             scores of its words are summed, or the largest one is taken, as for the pieces of a word.
         continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
-            or of `new_tokens` generated tokens, as by `explain_continuation`.
-        figures: what to compute beside the scores of one text or image: "heads", the contribution of each layer and
-            head; "rollout" and "flow", whose time grows fast with the length.
-        batch_size: texts, or windows of long texts, that run together.
+            which a space separates from it, or of at most `new_tokens` greedily generated tokens.
+        figures: what to compute beside the scores: "coefficients" of one head, by default that of the last layer which
+            adds most to the query that the output is read from; "heads", the contribution of each layer and head;
+            "rollout" and "flow", whose time grows fast with the length.
+        batch_size: texts that run together.
     """
 
     method: str | None = None
@@ -81,92 +76,88 @@ class Request:
             ValueError: choices that do not apply to the model.
         """
         model = model_within(model, processor)
-        for target in (self.target, self.instead_of):
-            if not isinstance(target, Integral | str | None):
-                raise ValueError(
-                    f"expected one target for all inputs, a name or an index; got a {type(target).__name__}."
-                )
-        if self.against is not None and not takes_embedding(model):
+        if self.batch_size < 1:
+            raise ValueError(f"expected a batch_size of at least 1, got {self.batch_size}.")
+        for name in self.figures:
+            if name not in FIGURES:
+                raise ValueError(f"expected figures {', '.join(FIGURES)}, got {name!r}.")
+        self._check_generation(model)
+        if not model.config.is_encoder_decoder:
+            self.resolved(model)
+        if self.against is None:
+            return model
+        if not takes_embedding(model):
             raise ValueError(
                 "a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
                 f"loads them; {type(model).__name__} is none. Leave out against."
             )
-        if self.batch_size < 1:
-            raise ValueError(f"expected a batch_size of at least 1, got {self.batch_size}.")
-        for name in self.figures:
-            if name not in (HEADS, *TRACED):
-                raise ValueError(f"expected figures {', '.join((HEADS, *TRACED))}, got {name!r}.")
-        check_method(self.with_method(model))
-        self._check_generation(model)
-        return model if self.against is None else model.compared_with(processor, self.against)
+        return model.compared_with(processor, self.against)
 
-    def with_method(self, model: PreTrainedModel, passes: int = 1) -> "Request":
-        """The request with the default method if it names none; of encoder-decoders any method passes."""
-        if self.method is not None:
-            return self
-        whole = self.layer is None and self.head is None
-        return replace(self, method=default_method(model, passes) if whole else LAYER_DEFAULT)
+    def resolved(self, model: PreTrainedModel, passes: int = 1) -> "Request":
+        """The request with its method: the named one, or the default for a text that erasure needs `passes` for.
+
+        Raises:
+            ValueError: a method that is unknown or that the model does not support, or a layer or head for a method
+                that takes none.
+        """
+        name = self.method
+        if name is None:
+            whole = self.layer is None and self.head is None
+            name = default_method(model, passes) if whole else LAYER_DEFAULT
+        _check_method(model, name, self.layer, self.head)
+        return replace(self, method=name)
 
     def _check_generation(self, model: PreTrainedModel) -> None:
-        names = ["target", "instead_of", "position", "size"]
+        """Raise ValueError for choices that do not apply where several tokens are explained."""
+        name = type(model).__name__
         if model.config.is_encoder_decoder:
-            what = "generated token"
-            names += ["layer", "head", "continuation", "new_tokens"]
-        elif self.generates:
-            what = "token that follows"
+            excluded = ["target", "instead_of", "position", "size", "layer", "head", "continuation", "new_tokens"]
+        elif not self.generates:
+            return
+        else:
+            excluded = ["target", "instead_of", "position", "size"]
             if not kind_of(model).causal:
-                raise ValueError(
-                    f"{type(model).__name__} does not generate text; leave out continuation and new_tokens."
-                )
+                raise ValueError(f"{name} does not generate text; leave out continuation and new_tokens.")
             if None not in (self.continuation, self.new_tokens):
                 raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
-        else:
-            return
-        chosen = [name for name in names if getattr(self, name) is not None]
+        chosen = [option for option in excluded if getattr(self, option) is not None]
         if chosen:
-            raise ValueError(f"{type(model).__name__} is explained for each {what}; leave out {', '.join(chosen)}.")
+            raise ValueError(f"{name} is explained for each generated token; leave out {', '.join(chosen)}.")
 
 
-def check_method(request: Request) -> None:
-    """Raise ValueError for an unknown method, or a layer or head for a method that takes none."""
-    name, method = request.method, METHODS.get(request.method or "")
+def _check_method(model: PreTrainedModel, name: str, layer: int | None, head: int | None) -> None:
+    method = METHODS.get(name)
     if method is None:
         from hf_bidir.common.errors import did_you_mean
 
-        close = did_you_mean(str(name), list(METHODS))
+        close = did_you_mean(name, list(METHODS))
         raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}.{close}")
-    if method.layers is None and (request.layer is not None or request.head is not None):
+    if method.layers is None and (layer is not None or head is not None):
         raise ValueError(f"{name} covers the whole model; leave out layer and head, or choose another method.")
-    if request.head is not None and not method.takes_head:
+    if head is not None and not method.takes_head:
         raise ValueError(f"{name} covers all heads of a layer; leave out head, or choose another method.")
-
-
-def check_supported(model: PreTrainedModel, request: Request) -> None:
-    """Raise ValueError for a method that the model does not support, and as in `check_method` and `check_position`."""
-    check_method(request)
-    if request.method not in (supported := methods_of(model)):
+    supported = methods_of(model)
+    if name not in supported:
         needed = "an output that is read from a single token" if pools_tokens(model) else "attention between tokens"
         raise ValueError(
-            f"{request.method} needs {needed}, which {type(model).__name__} does not have; choose one of "
-            f"{', '.join(supported)}."
+            f"{name} needs {needed}, which {type(model).__name__} does not have; choose one of {', '.join(supported)}."
         )
-    check_position(model, request.position)
 
 
 def check_position(model: PreTrainedModel, position: Position) -> None:
     """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
-    name = type(model).__name__
-    if kind_of(model).per_token and position is None:
+    name, per_token = type(model).__name__, kind_of(model).per_token
+    if per_token and position is None:
         raise ValueError(f"{name} has an output per token; choose the one to explain with position (--position).")
     whole = name.endswith("Classification") or takes_embedding(model)
-    if position is not None and whole and not kind_of(model).per_token:
+    if position is not None and whole and not per_token:
         raise ValueError(f"{name} has one output per example; leave out position.")
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
-    """The methods available for a model, by its inputs and its attention; `align` explains encoder-decoders."""
+    """The methods available for a model, by its inputs and its attention."""
     if model.config.is_encoder_decoder:
-        return ["contributions"]
+        return ["contributions", "attnlrp"] if attends_between_tokens(model) else ["contributions"]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)
     return [
         name

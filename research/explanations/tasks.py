@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import ROOT
 from hf_bidir.explain import load_checkpoint, read_image, read_text
+from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.inputs.text import Example
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_table
@@ -167,7 +168,7 @@ def _predicted(model: PreTrainedModel, example: Example) -> int:
 
 def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:
     """The sentence as model inputs, truncated to `limit` word pieces; None if a word has no piece."""
-    example = read_text(tokenizer, words, limit)
+    example = read_text(tokenizer, segmented(" ".join(words), words), limit)
     kept = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
     return example if kept == list(words[: len(kept)]) else None
 

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from benchmarks.runs import where
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain import align, load_checkpoint, read_text, score_grid
+from hf_bidir.explain import explain, load_checkpoint, read_text, score_grid
 from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from research.mechanisms.data import LEVELS
@@ -25,7 +25,7 @@ def draw_coefficients(name: str, run: Path, picture: Path) -> None:
     model, tokenizer = load_checkpoint(run)
     caption = f"{name}: coefficients of TanhMax; their common sign is arbitrary."
     if name not in CLASSIFIERS:
-        found = align(model, tokenizer, NUMBERS if name == "sorting" else DAY)
+        found = explain(model, tokenizer, NUMBERS if name == "sorting" else DAY)
         generated = (" " if name == "sorting" else "").join(token for token in found.written if token != "[EOS]")
         target = "5 7 7 18 42 60 71 93" if name == "sorting" else "1998-03-05"
         caption += f" Generated: {generated} ({'correct' if generated == target else f'wrong; correct: {target}'})."

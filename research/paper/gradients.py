@@ -18,7 +18,7 @@ from hf_bidir.modeling.signed_layers import signed_layers
 def gradient_times_input(model: PreTrainedModel, inputs: Mapping[str, Tensor], target: Target = None) -> Tensor:
     """`x · ∂y/∂x`, summed over a token's word embedding or a patch's pixels, `[batch, length]`."""
     with torch.inference_mode(False), in_evaluation(model):
-        function = InputFunction.of(ForwardCache(model, inputs), Request(target=target))
+        function = InputFunction(ForwardCache(model, inputs), Request(target=target))
         start = function.start.clone().requires_grad_()
         return function.by_token(InputXGradient(function.score).attribute(start, additional_forward_args=function.rows))
 
@@ -30,7 +30,7 @@ def grad_cam(model: PreTrainedModel, inputs: Mapping[str, Tensor], target: Targe
     token has no gradient at any patch.
     """
     with torch.inference_mode(False), in_evaluation(model):
-        function = InputFunction.of(ForwardCache(model, inputs), Request(target=target))
+        function = InputFunction(ForwardCache(model, inputs), Request(target=target))
         leading = leading_tokens(model, function.start, function.length)
         patches = nn.Identity()  # its output is [batch, channels, patches], the shape that captum expects
 

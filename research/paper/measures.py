@@ -15,6 +15,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenize
 from hf_bidir.checkpoints.layer_hooks import negative_share
 from hf_bidir.explain import ForwardCache, Request, erasure, read_text, token_scores
 from hf_bidir.explain.forward import keep_mask_of
+from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
 from hf_bidir.explain.request import Target
 from hf_bidir.finetune.data.image_data import ImageCollator
@@ -201,7 +202,7 @@ def _people(one: Classifier, human: Dataset, sign: float) -> dict[str, Any]:
     model."""
     rows: dict[str, list] = defaultdict(list)
     for row in human:
-        example = read_text(one.tokenizer, row["tokens"], one.limit)
+        example = read_text(one.tokenizer, segmented(" ".join(row["tokens"]), row["tokens"]), one.limit)
         if example.truncated or example.tokens != row["tokens"]:
             continue
         found = one.scores(example.inputs)

@@ -1,4 +1,4 @@
-"""align: an encoder-decoder's generated tokens explained by its source."""
+"""An encoder-decoder's generated tokens explained by its source."""
 
 from contextlib import ExitStack
 
@@ -8,11 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 import hf_bidir
-from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
+from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
-from hf_bidir.explain import align, cross_rollout, explain, head_contributions
-from hf_bidir.explain.forward import record_maps
+from hf_bidir.explain import explain, head_contributions
 from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
 from hf_bidir.finetune.data.tokenizer import train_words
 from tests.explain.conftest import asked, saved, tokenizer, with_biases
@@ -60,7 +59,7 @@ def model(request):
 def test_a_contribution_is_the_slope_of_the_generated_words_logit_over_all_layers_and_heads(name):
     recurrent = name not in STOCK
     model = model_of(decoder_style=name) if recurrent else cross_model(name)
-    found, inputs = align(model, TOKENIZER, TEXT), dict(TOKENIZER(TEXT, return_tensors="pt"))
+    found, inputs = explain(model, TOKENIZER, TEXT), dict(TOKENIZER(TEXT, return_tensors="pt"))
     ids = model.generate(**inputs, num_beams=1)
     step, key, change = 2, 1, 1e-3 if recurrent else 1e-2
     crossing = [part for name, part in model.named_modules() if name.endswith(("encoder_attn", "EncDecAttention"))]
@@ -91,7 +90,7 @@ def test_a_contribution_is_the_slope_of_the_generated_words_logit_over_all_layer
 
 
 def test_coefficients_are_those_of_the_generated_text(model):
-    found = align(model, TOKENIZER, TEXT)
+    found = explain(model, TOKENIZER, TEXT)
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     written = model.generate(**inputs)
     expected = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0]
@@ -101,36 +100,28 @@ def test_coefficients_are_those_of_the_generated_text(model):
 
 
 def test_negating_scores_and_the_weights_of_the_context_changes_coefficients_only(model):
-    before = align(model, TOKENIZER, TEXT)
+    before = explain(model, TOKENIZER, TEXT)
     with torch.no_grad():
         model.attention.score.key.weight.neg_()
         model.combine.weight[:, : model.config.hidden_size].neg_()
         if model.config.decoder_style == "bahdanau":
             model.cell.weight_ih[:, model.config.embedding_size :].neg_()
-    after = align(model, TOKENIZER, TEXT)
+    after = explain(model, TOKENIZER, TEXT)
     assert after.written == before.written
     torch.testing.assert_close(after.scores[COEFFICIENT], -before.scores[COEFFICIENT])
     torch.testing.assert_close(after.scores[CONTRIBUTION], before.scores[CONTRIBUTION], rtol=1e-4, atol=1e-6)
 
 
-def test_num_beams_searches_with_beams():
-    model = model_of()
-    found = align(model, TOKENIZER, TEXT, num_beams=4)
-    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
-    assert found.written == TOKENIZER.convert_ids_to_tokens(model.generate(**inputs, num_beams=4)[0, 1:])
-    assert found.written != align(model, TOKENIZER, TEXT).written
-
-
 def test_dropout_is_off_during_generation_and_on_again_afterwards():
     model = model_of(dropout=0.9).train()
-    assert align(model, TOKENIZER, TEXT).written == align(model, TOKENIZER, TEXT).written
+    assert explain(model, TOKENIZER, TEXT).written == explain(model, TOKENIZER, TEXT).written
     assert model.training
 
 
 def test_pieces_of_a_source_word_are_taken_together():
     pieces = tokenizer()
     model = model_of(vocab_size=len(pieces), max_position_embeddings=12)
-    found = align(model, pieces, "a unbelievably good film")
+    found = explain(model, pieces, "a unbelievably good film")
     assert found.source[:3] == ["[CLS]", "a", "unbelievably"]
     assert found.scores[COEFFICIENT].shape == (len(found.written), len(found.source))
     inputs = pieces("a unbelievably good film", return_tensors="pt")
@@ -140,26 +131,12 @@ def test_pieces_of_a_source_word_are_taken_together():
     torch.testing.assert_close(found.scores[COEFFICIENT].sum(1), every.sum(1).detach())
 
 
-@pytest.mark.parametrize(("activation", "signed"), [("tanhmax", True), ("softmax", False)])
-def test_the_caption_compares_no_signs_of_models_whose_coefficients_have_both(activation, signed):
-    figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).plot()
-    assert ("not comparable between models" in " ".join(figure.get_supxlabel().split())) == signed
-
-
-def test_hard_selection_has_no_contributions():
-    found = align(model_of(attn_selection="hard"), TOKENIZER, TEXT)
-    assert list(found.scores) == [COEFFICIENT]
-    assert found.scores[COEFFICIENT].abs().sum() > 0
-    assert "hard selection has no contributions" in found.summary()
-
-
 def test_the_command_writes_a_page_and_names_the_sources_of_every_word(tmp_path):
     model = model_of()
     folder = saved(model, TOKENIZER, tmp_path / "model")
     result = CliRunner().invoke(app, ["explain", str(folder), TEXT, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html"}
-    found = align(model, TOKENIZER, TEXT)
+    found = explain(model, TOKENIZER, TEXT)
     assert found.explained in result.output
     best = found.source[found.scores[CONTRIBUTION][0].abs().argmax()]
     assert best in result.output.partition("first:\n")[2].splitlines()[0].split()
@@ -167,44 +144,18 @@ def test_the_command_writes_a_page_and_names_the_sources_of_every_word(tmp_path)
 
 def test_an_encoder_decoder_has_methods_of_its_own():
     model = model_of()
-    assert explain(model, TOKENIZER, TEXT).summary() == align(model, TOKENIZER, TEXT).summary()
+    assert explain(model, TOKENIZER, TEXT).summary() == explain(model, TOKENIZER, TEXT).summary()
     told = "Seq2SeqLM is explained by one of contributions, attnlrp, chefer; got the method 'erasure'"
     with pytest.raises(ValueError, match=told):
         explain(model, TOKENIZER, TEXT, "erasure")
     with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
         asked(head_contributions, model, dict(TOKENIZER(TEXT, return_tensors="pt")))
-    with pytest.raises(ValueError, match="that generates text; got BidirRnnForSequence"):
-        align(BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10)), TOKENIZER, TEXT)
 
 
 def test_the_figure_has_a_row_per_generated_word_and_a_column_per_source_word():
-    found = align(model_of(), TOKENIZER, TEXT)
-    figure = found.figures()["alignment"]
+    found = explain(model_of(), TOKENIZER, TEXT)
+    figure = found.plot()
     panel = figure.axes[0]
     assert [label.get_text() for label in panel.get_yticklabels()] == found.written
     assert [label.get_text() for label in panel.get_xticklabels()] == found.source
     np.testing.assert_allclose(panel.images[0].get_array(), found.scores[CONTRIBUTION], atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["bart", "t5"])
-def test_gradient_weighted_attention_traces_each_generated_token_through_all_layers(name):
-    model = cross_model(name)
-    found = align(model, TOKENIZER, TEXT, method="chefer")
-    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
-    ids = model.generate(**inputs, num_beams=1)
-    outputs, maps, values = record_maps(model, inputs | {"decoder_input_ids": ids[:, :-1]})
-    encoding = set(model.get_encoder().modules())
-    # the layers of the decoder take turns: attention among themselves, then to the source
-    places = iter(["decoder", "cross"] * len(maps))
-    places = ["encoder" if layer in encoding else next(places) for layer, _ in values]
-    for step, row in enumerate(next(iter(found.scores.values()))):
-        logits = outputs.logits[0, step]
-        y = logits[ids[0, step + 1]] - logits.mean()
-        gradients = torch.autograd.grad(y, maps, retain_graph=True, materialize_grads=True)
-        edges = [(place, a.detach() * g) for place, a, g in zip(places, maps, gradients, strict=True)]
-        torch.testing.assert_close(row, cross_rollout(edges)[0, step], rtol=1e-3, atol=1e-6)
-
-
-def test_a_recurrent_model_has_no_layers_to_trace(model):
-    with pytest.raises(ValueError, match="chefer needs attention between tokens; BidirRnnForSeq2SeqLM has none"):
-        align(model, TOKENIZER, TEXT, method="chefer")

@@ -1,8 +1,6 @@
 """Tokens that follow a prompt, explained one by one, and the next token alone."""
 
 import copy
-import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,17 +13,15 @@ from hf_bidir.explain import (
     METHODS,
     Request,
     explain,
-    explain_continuation,
     integrated_gradients,
     integrated_relevance,
-    load_checkpoint,
     request,
     token_scores,
 )
 from hf_bidir.explain.generation import prediction_scores
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import asked, explained, saved, with_biases
+from tests.explain.conftest import asked, saved, with_biases
 
 PROMPT, NEXT = "the film was", "not good"
 TOKENIZER = train_byte_level([f"{PROMPT} {NEXT} and the film was bad"] * 9, vocab_size=290, max_length=16)
@@ -38,22 +34,25 @@ SHAPES = {
 }
 
 
-def stock_model(name):
+def signed_model(name="LlamaForCausalLM"):
     head = getattr(transformers, name)
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     torch.manual_seed(0)
     config = head.config_class(**SHAPES[name], **special, vocab_size=len(TOKENIZER), initializer_range=0.4)
-    return with_biases(head(config))
+    return hf_bidir.signed(with_biases(head(config)), negative_mass=1.0)
 
 
 @pytest.fixture
 def model():
-    return hf_bidir.signed(stock_model("LlamaForCausalLM"), negative_mass=1.0)
+    return signed_model()
 
 
-@pytest.fixture
-def folder(model, tmp_path):
-    return str(saved(model, TOKENIZER, tmp_path / "model"))
+def continued(model, **choices):
+    return explain(model, TOKENIZER, PROMPT, continuation=NEXT, **choices)
+
+
+def tokens_of(text):
+    return TOKENIZER(text, return_tensors="pt")["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,7 @@ def folder(model, tmp_path):
 )
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_row_equals_the_explanation_of_its_token_alone(method, name):
-    model = hf_bidir.signed(stock_model(name), negative_mass=1.0)
-    ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
+    model, ids = signed_model(name), tokens_of(f"{PROMPT} {NEXT}")
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
     rows = prediction_scores(model, inputs, Request(method, predictions, position=positions), batch_size=2)
@@ -75,30 +73,24 @@ def test_every_row_equals_the_explanation_of_its_token_alone(method, name):
 
 
 def test_a_given_continuation_is_explained_token_by_token(model):
-    found = explain_continuation(model, TOKENIZER, PROMPT, NEXT)
+    found = continued(model)
     assert "".join(found.written) == f" {NEXT}"
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
     assert found.scores["Δy"].shape == (len(found.written), len(found.source))
+    assert list(found.scores) == ["Δy"]
     assert found.explained == f"{PROMPT} → {NEXT}"
-    logits = model(**TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")).logits[0].softmax(-1)
-    first = TOKENIZER(f" {NEXT}")["input_ids"][0]
-    assert found.probabilities[0] == pytest.approx(logits[2, first].item(), rel=1e-4)
-    assert f"{found.written[0]} ({found.probabilities[0]:.1%})  " in found.summary()
-
-
-def test_explain_takes_the_continuation_of_a_single_prompt(model):
-    found = explain(model, TOKENIZER, PROMPT, continuation=NEXT)
-    expected = explain_continuation(model, TOKENIZER, PROMPT, NEXT)
-    assert found.written == expected.written
-    torch.testing.assert_close(found.scores["Δy"], expected.scores["Δy"])
-    with pytest.raises(ValueError, match="expected a single prompt to continue, got a list"):
-        explain(model, TOKENIZER, [PROMPT], new_tokens=2)
+    shares = model(tokens_of(f"{PROMPT} {NEXT}")).logits[0].softmax(-1)
+    expected = [shares[2 + step, token].item() for step, token in enumerate(tokens_of(f" {NEXT}")[0].tolist())]
+    assert found.probabilities == pytest.approx(expected, rel=1e-4)
+    strongest = found.source[int(found.scores["Δy"][0].abs().argmax())]
+    first = found.summary(top=1).splitlines()[2]
+    assert first.lstrip().startswith(f"{visible(found.written[0]).strip()} ({found.probabilities[0]:.1%})  ")
+    assert first.endswith(f" {strongest}")
 
 
 def test_without_a_continuation_the_generated_text_is_explained(model):
-    found = explain_continuation(model, TOKENIZER, PROMPT, new_tokens=4)
-    inputs = TOKENIZER(PROMPT, return_tensors="pt")
-    written = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    found = explain(model, TOKENIZER, PROMPT, new_tokens=4)
+    written = model.generate(tokens_of(PROMPT), max_new_tokens=4, do_sample=False)[0, 3:]
     assert found.written == spelled(TOKENIZER, written.tolist())
 
 
@@ -111,71 +103,49 @@ def test_y_is_the_logit_minus_the_mean_so_a_shift_of_all_logits_changes_nothing(
         def forward(self, states):
             return self.head(states) + states.sum(-1, keepdim=True)
 
-    inputs = TOKENIZER(PROMPT, return_tensors="pt")
+    inputs = {"input_ids": tokens_of(PROMPT)}
     before = token_scores(model, inputs, position=2, target=7)
     model.lm_head = Shifted(model.lm_head)
     torch.testing.assert_close(token_scores(model, inputs, position=2, target=7), before, rtol=1e-4, atol=1e-5)
 
 
-def test_the_page_colours_the_tokens_that_each_token_attends_to(folder):
-    found = explained(folder, PROMPT, continuation=NEXT)
-    page = found.page()
-    parts = page.split("<h2>→ ")[1:]
-    assert len(parts) == len(found.written) == found._repr_html_().count("<h2>→ ")
-    assert [part.count('<span class="word">') for part in parts] == [2 * (3 + step) for step in range(len(parts))]
-    units = re.findall(r'<div class="scale">.*<span>(.*?)</span></div>', page)
-    assert (len(units), units[1]) == (2, "Δy")  # a colour bar for all rows of coefficients, one for those of scores
+@pytest.mark.parametrize("head", [1, None])
+def test_coefficients_at_the_position_before_each_token_stand_beside_the_scores(model, head):
+    found = continued(model, layer=1, head=head, method="contributions", figures=["coefficients"])
+    (_, name), rows = list(found.scores)[1].split(", head "), list(found.scores.values())[1]
+    coefficients = model(tokens_of(f"{PROMPT} {NEXT}")[:, :-1], output_attentions=True).attentions[1][0, int(name)]
+    torch.testing.assert_close(rows, coefficients[-len(found.written) :])
+    assert head in (None, int(name))
 
 
-def test_beside_each_token_stand_the_coefficients_at_the_position_before_it(folder):
-    source = load_checkpoint(folder)
-    found = explained(source, PROMPT, continuation=NEXT, layer=1, head=1, method="contributions")
-    ids = source[1](f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"][:, :-1]
-    coefficients = source[0](ids, output_attentions=True).attentions[1][0, 1]
-    torch.testing.assert_close(found.scores["a of layer 1, head 1"], coefficients[-len(found.written) :])
+def test_the_command_explains_the_next_token_a_target_and_what_follows(model, tmp_path):
+    folder = saved(model, TOKENIZER, tmp_path / "model")
 
-
-def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, tmp_path):
     def run(*words):
-        result = CliRunner().invoke(app, ["explain", folder, PROMPT, "--output", str(tmp_path / "out"), *words])
+        result = CliRunner().invoke(app, ["explain", str(folder), PROMPT, "--output", str(tmp_path / "out"), *words])
         assert result.exit_code == 0, result.output
-        return result.output, {path.name for path in (tmp_path / "out").iterdir()}
+        return result.output
 
-    told, files = run()
-    assert "minus the mean of all tokens" in told
-    assert "erasure is the default for the next token of causal language models" in told
-    assert files == {"index.html"}
-    told, _ = run("--target", "bad", "--method", "erasure")
-    assert 'Explained: y, the logit of " bad" minus' in told
-    told, files = run("--new-tokens", "3", "--method", "attnlrp")
-    assert "AttnLRP: relevance for y, propagated backwards; y is the logit" in told
-    assert files == {"index.html"}
+    assert "erasure is the default for the next token of causal language models" in run()
+    assert 'Explained: y, the logit of " bad" minus the mean of all tokens' in run("--target", "bad")
+    assert "AttnLRP: relevance for y, propagated backwards; y is the logit" in run(
+        "--new-tokens", "3", "--method", "attnlrp"
+    )
 
 
-def test_a_continuation_whose_scores_are_small_beside_y_has_a_warning_and_pale_colours(folder):
-    found = explained(folder, PROMPT, continuation=NEXT)
-    assert not found.notes
-    small = replace(found, scores={unit: rows / 1e4 for unit, rows in found.scores.items()})
-    told = "These scores explain almost nothing"
-    assert [told in text for text in (small.summary(), small.page(), small._repr_html_())] == [True] * 3
-    assert small.limit("Δy") == max(map(abs, found.values))
-    assert not replace(small, values=()).notes
-
-
-def test_a_continuation_explained_without_signs_prints_none(folder):
-    told = explained(folder, PROMPT, continuation=NEXT, method="rollout").summary()
+def test_a_continuation_explained_without_signs_prints_none(model):
+    told = continued(model, method="rollout").summary()
     assert "+" not in told.partition("Largest magnitude first:")[2]
     assert "y is" not in told
 
 
 def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model, monkeypatch):
-    inputs = TOKENIZER(PROMPT, return_tensors="pt")
-    length = inputs["input_ids"].shape[1]
+    length = tokens_of(PROMPT).shape[1]
     monkeypatch.setattr(request, "AFFORDABLE", length)
     assert explain(model, TOKENIZER, PROMPT).method == "erasure"
-    told = explain_continuation(model, TOKENIZER, PROMPT, NEXT).summary()  # whose first tokens the others read
-    assert "would need" in told.partition("Largest magnitude first:")[0]
-    assert METHODS["attnlrp"].what in told
+    found = continued(model)  # whose first tokens the others read
+    assert "would need" in found.notes[0]
+    assert METHODS["attnlrp"].what in found.what
     monkeypatch.setattr(request, "AFFORDABLE", length - 1)
     found = explain(model, TOKENIZER, PROMPT)
     assert (found.method, f"would need {length} forward passes" in found.notes[0]) == ("attnlrp", True)
@@ -193,16 +163,24 @@ def test_a_contrast_of_two_words_explains_the_difference_of_their_logits(model):
 def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
     rows = []
     model.register_forward_pre_hook(lambda *call: rows.append(len(call[-1]["input_ids"])), with_kwargs=True)
-    ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
+    ids = tokens_of(f"{PROMPT} {NEXT}")
     for targets in (torch.tensor([5]), torch.tensor([5, 6, 7])):
         prediction_scores(model, {"input_ids": ids}, Request("erasure", targets, position=torch.full_like(targets, 3)))
     assert rows == [1, ids.shape[1]] * 2
 
 
+def test_attnlrp_of_a_prompt_keeps_no_coefficients(model):
+    kept = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(lambda *call: kept.append(call[-1][1]))
+    explain(model, TOKENIZER, PROMPT, "attnlrp")
+    assert kept
+    assert all(coefficients is None for coefficients in kept)
+
+
 @pytest.mark.parametrize("method", [integrated_gradients, integrated_relevance])
 def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(method, model):
-    inputs = TOKENIZER(PROMPT, return_tensors="pt")
-    options = {"target": 7, "position": inputs["input_ids"].shape[1] - 1}
+    inputs, options = {"input_ids": tokens_of(PROMPT)}, {"target": 7, "position": 2}
     scores = asked(method, model, inputs, **options)
     assert not scores[:, 0].any()
     assert scores[:, 1:].all()
@@ -210,41 +188,31 @@ def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(m
 
 
 @pytest.mark.parametrize(
-    ("text", "chosen", "told"),
+    ("text", "chosen", "named"),
     [
-        ("", {}, "expected a text with at least one word"),
-        (PROMPT, {"continuation": " "}, "expected a continuation with at least one word"),
-        (PROMPT * 9, {}, r"the prompt has \d+ tokens, but Bidir\w+ reads at most 16; shorten it"),
-        (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 follow, but "),
-        (PROMPT, {"target": "unheard"}, r"'unheard' is not one token of the vocabulary, but ' ' \+ 'u' \+ 'n' \+ "),
-        (PROMPT, {"target": " "}, "expected a word of the vocabulary"),
-        (PROMPT, {"target": "bad", "new_tokens": 2}, "is explained for each token that follows; leave out target"),
-        (
-            PROMPT,
-            {"instead_of": "bad", "new_tokens": 2},
-            "is explained for each token that follows; leave out instead_of",
-        ),
-        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "expected a continuation .* or new_tokens"),
+        ("", {}, "''"),
+        (PROMPT, {"continuation": " "}, "' '"),
+        (PROMPT * 9, {}, r"the prompt has \d+ tokens, but Bidir\w+ reads at most 16"),
+        (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 follow"),
+        (PROMPT, {"target": "unheard"}, r"'unheard' .*'u' \+ 'n' \+ "),
+        (PROMPT, {"target": " "}, "' '"),
+        (PROMPT, {"target": "bad", "new_tokens": 2}, "leave out target"),
+        (PROMPT, {"instead_of": "bad", "new_tokens": 2}, "leave out instead_of"),
+        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "got both"),
+        (PROMPT, {"continuation": NEXT, "layer": 2, "method": "contributions"}, "layer 2 does not exist"),
+        ([PROMPT], {"new_tokens": 2}, "a single prompt to continue, got a list"),
     ],
 )
-def test_bad_input_is_one_error_with_the_expectation(text, chosen, told, folder):
-    with pytest.raises(ValueError, match=told):
-        explained(folder, text, **chosen)
+def test_bad_input_is_one_error_that_names_it(text, chosen, named, model):
+    with pytest.raises(ValueError, match=named):
+        explain(model, TOKENIZER, text, **chosen)
 
 
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(model):
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.model_max_length = 4
-    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but .* reads at most 4; shorten it"):
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but .* reads at most 4"):
         explain(model, tokenizer, PROMPT * 3)
-
-
-def test_a_masked_language_model_takes_no_continuation():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = hf_bidir.BidirBertForMaskedLM(hf_bidir.BidirBertConfig(vocab_size=len(TOKENIZER), **shape))
-    with pytest.raises(ValueError, match="BidirBertForMaskedLM does not generate text"):
-        explained((model, TOKENIZER), PROMPT, new_tokens=3)
 
 
 def test_blank_and_control_characters_become_visible():

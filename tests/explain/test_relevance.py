@@ -12,7 +12,7 @@ from torch import nn
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
-from hf_bidir.explain import ForwardCache, Request, align, integrated_relevance, relevance
+from hf_bidir.explain import ForwardCache, Request, explain, integrated_relevance, relevance
 from hf_bidir.explain.methods.attnlrp import RelevanceRules, proportional, relevance_rules
 from hf_bidir.explain.readout import InputFunction
 from hf_bidir.explain.registry import NoRule
@@ -57,7 +57,7 @@ def recorded_attention(model):
 def attended(model, inputs):
     """`y` under the rules, and what goes into and out of every attention."""
     with in_evaluation(model), torch.enable_grad():
-        function = InputFunction.of(ForwardCache(model, inputs), Request(target=1))
+        function = InputFunction(ForwardCache(model, inputs), Request(target=1))
         with recorded_attention(model) as calls, relevance_rules(model):
             return function.score(function.start.clone().requires_grad_(), function.rows), calls
 
@@ -153,7 +153,7 @@ def test_an_operation_that_has_no_rule_is_an_error(operation):
 
 def test_integrated_relevance_is_the_mean_modified_gradient_at_midpoints():
     model, inputs = bert().double(), doubled(sentences())
-    function = InputFunction.of(ForwardCache(model, inputs), Request(target=1))
+    function = InputFunction(ForwardCache(model, inputs), Request(target=1))
     padding = model.get_input_embeddings().weight[model.config.pad_token_id].detach()
     change, expected = function.start - padding, 0
     for place in (0.25, 0.75):
@@ -217,8 +217,7 @@ def test_half_precision_has_about_the_same_relevance():
 
 def test_an_encoder_decoder_is_aligned_by_relevance():
     model = hf_bidir.signed(stock_model("bart", vocab_size=14), negative_mass=1.0)
-    found = align(model, tokenizer(), "a good film", method="attnlrp")
-    assert list(found.scores) == ["relevance", "a · ∂y/∂a", "mean |a|"]
+    found = explain(model, tokenizer(), "a good film", "attnlrp")
     assert found.scores["relevance"].shape == (len(found.written), len(found.source))
     ids = torch.tensor([[2, 5, 6, 8, 3]])
     embedding = model.get_encoder().get_input_embeddings()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_bidir import tanhmax
-from hf_bidir.explain import attention_rollout, cross_rollout, gradient_rollout
+from hf_bidir.explain import attention_rollout, gradient_rollout
 from tests.explain.conftest import random_softmax
 
 
@@ -107,40 +107,3 @@ def test_heads_are_averaged_taken_at_their_largest_or_chosen():
 def test_bad_input_is_one_error_with_the_expectation(arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_rollout(**{"attentions": random_softmax(), **arguments})
-
-
-def published_cross_rollout(edges):
-    """Chefer et al. 2021, equations 5 to 10, for one example and one sign, `[queries, keys]` per layer."""
-    sizes = next(edge.shape for place, edge in edges if place == "cross")
-    target, source, cross = np.eye(sizes[0]), np.eye(sizes[1]), np.zeros(sizes)
-
-    def normalised(relevance):
-        added = relevance - np.eye(len(relevance))
-        sums = added.sum(1)
-        return np.array([row / total if total else 0 * row for row, total in zip(added, sums, strict=True)]) + np.eye(
-            len(relevance)
-        )
-
-    for place, edge in edges:
-        if place == "encoder":
-            source += edge @ source
-        elif place == "decoder":
-            cross += edge @ cross
-            target += edge @ target
-        else:
-            cross += normalised(target).T @ edge @ normalised(source)
-    return cross
-
-
-def test_the_relevance_of_a_source_is_the_published_one_for_y_minus_that_for_its_negative():
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"encoder": (5, 5), "decoder": (3, 3), "cross": (3, 5)}
-    places = ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
-    edges = [(place, torch.randn(2, 4, *shapes[place], generator=generator)) for place in places]
-    found = cross_rollout(edges)
-    for example in range(2):
-        for_y, against_y = (
-            published_cross_rollout([(p, (sign * e[example]).clamp_min(0).mean(0).double().numpy()) for p, e in edges])
-            for sign in (1, -1)
-        )
-        np.testing.assert_allclose(found[example].numpy(), for_y - against_y, rtol=1e-4, atol=1e-5)

@@ -74,7 +74,7 @@ def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean):
 
 def test_the_coefficients_that_are_shown_are_the_mean_over_the_pooled_queries(mean):
     model, own_tokenizer = load_checkpoint(mean[0])
-    found = explain(model, own_tokenizer, TEXT)
+    found = explain(model, own_tokenizer, TEXT, figures=["coefficients"])
     shown = found.coefficients
     rows = record_coefficients(model, found.example.inputs)[1][shown.layer][0, shown.head]
     torch.testing.assert_close(shown.values, found.example.by_token(rows.detach().mean(0)))

@@ -64,7 +64,7 @@ def test_every_method_that_needs_no_output_map_explains_differential_attention(m
 
 def test_its_coefficients_on_a_page_are_those_of_the_signed_map():
     model = differential()
-    shown = explain(model, tokenizer(), "a good film !", "erasure").coefficients
+    shown = explain(model, tokenizer(), "a good film !", "erasure", figures=["coefficients"]).coefficients
     found = ForwardCache(
         model, {"input_ids": tokenizer()("a good film !", return_tensors="pt")["input_ids"]}
     ).coefficients

@@ -168,7 +168,7 @@ def _rows(result: Explanation) -> dict[str, Row]:
         caption = f"{of.caption} {result.hidden(of.values)}"
         rows["coefficients"] = Row(of.heading, values, COEFFICIENT, Scale.of(values, has_signs=signs), caption)
     heading = _capitalised(result.caption(result.method))
-    rows[SCORES] = Row(heading, result.shown(result.scores)[1], method.unit, result.scale())
+    rows[SCORES] = Row(heading, result.shown(result.scores)[1], method.unit, Scale.of(result.shown(result.scores)[1]))
     for name, scores in result.traced.items():
         values = result.shown(scores)[1]
         rows[name] = Row(_capitalised(result.caption(name)), values, METHODS[name].unit, Scale.of(values))
@@ -188,7 +188,7 @@ def figure_of(result: Explanation | Alignment) -> Figure:
         return _drawn(result, _rows(result)[SCORES])
     unit, scores = next(iter(result.scores.items()))
     caption = " ".join([f"{result.explained.rstrip('.')}.", *result.notes, _caption(result)])
-    scale = Scale.of(scores, limit=result.limit(unit))
+    scale = Scale.of(scores)
     return draw_grid(as_array(scores), result.rows, result.source, scale, unit=unit, caption=caption)
 
 
@@ -234,10 +234,12 @@ def _reading(method: str, scale: Scale, subject: str) -> str:
 def _caption(result: Explanation | Alignment, with_reading: bool = True) -> str:
     """What the scores are, what they sum to and how to read them, with their colour scale."""
     if isinstance(result, Explanation):
-        reading = _reading(result.method, result.scale(), "all scores") if with_reading else ""
+        reading = (
+            _reading(result.method, Scale.of(result.shown(result.scores)[1]), "all scores") if with_reading else ""
+        )
         return " ".join(filter(None, [result.hidden(), result.sums(), reading]))
-    unit, rows = next(iter(result.scores.items()))
-    scale = Scale.of(rows, limit=result.limit(unit)).sentence("all rows")
+    _unit, rows = next(iter(result.scores.items()))
+    scale = Scale.of(rows).sentence("all rows")
     reading = f" How to read: {result.how_to_read}; {scale}." if with_reading else ""
     return f"{_capitalised(result.what)}.{reading}"
 
@@ -291,7 +293,7 @@ def _blocks(result: Explanation | Alignment) -> list[TextBlock]:
 
 def _generated(result: Alignment) -> Iterator[TextBlock]:
     """A text for each generated token and unit, the unit that ranks last, below the attention."""
-    scales = {unit: Scale.of(rows, limit=result.limit(unit)) for unit, rows in result.scores.items()}
+    scales = {unit: Scale.of(rows) for unit, rows in result.scores.items()}
     whole, several = result.first_length == len(result.source), len(scales) > 1
     for step, word in enumerate(result.rows):
         length = result.first_length + (0 if whole else step)

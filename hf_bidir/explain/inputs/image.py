@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -12,6 +11,8 @@ from transformers import PreTrainedModel
 from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.explain.forward import ForwardCache, leading_tokens, patch_grid, patch_size, vision_config
 from hf_bidir.explain.inputs.text import Example
+
+BEFORE_REGISTERS = {1: ["class token"], 2: ["class token", "distillation token"]}
 
 
 def read_image(
@@ -31,56 +32,40 @@ def read_image(
             images of one size only, as every one whose usual images are not square.
     """
     picture = open_image(image, image_mode(model.config))
-    if size is None:
-        pixels, photo = processor([picture], return_tensors="pt")["pixel_values"], _as_cropped(processor, picture)
-    else:
-        pixels, photo = _whole(model, processor, picture, size), picture
+    options = {} if size is None else _whole(patch_size(model), picture, size)
+    pixels = processor([picture], return_tensors="pt", **options)["pixel_values"]
     rows, columns = patch_grid(model, pixels)
     leading = _leading(model, pixels)
     patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
-    tokens, special = leading + patches, [True] * len(leading) + [False] * len(patches)
-    places = torch.arange(len(tokens))
-    return Example({"pixel_values": pixels}, tokens, special, places, grid=(rows, columns), photo=photo)
+    return Example(
+        inputs={"pixel_values": pixels},
+        tokens=leading + patches,
+        special=[True] * len(leading) + [False] * len(patches),
+        token_of_piece=torch.arange(len(leading) + len(patches)),
+        grid=(rows, columns),
+    )
 
 
-def _as_cropped(processor: Any, picture: Image.Image) -> Image.Image:
-    """The part of the image that a processor which resizes and crops keeps, in the image's own resolution."""
-    crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
-    size = getattr(processor, "size", None) if getattr(processor, "do_resize", False) else None
-    if not crop or not size:
-        return picture
-    crop, size, (width, height) = dict(crop), dict(size), picture.size
-    if size.get("shortest_edge"):
-        scale_x = scale_y = size["shortest_edge"] / min(width, height)
-    else:
-        scale_x, scale_y = size["width"] / width, size["height"] / height
-    side_x, side_y = min(width, crop["width"] / scale_x), min(height, crop["height"] / scale_y)
-    left, top = (width - side_x) / 2, (height - side_y) / 2
-    return picture.crop((round(left), round(top), round(left + side_x), round(top + side_y)))
-
-
-def _whole(model: PreTrainedModel, processor: Any, picture: Image.Image, size: int) -> Tensor:
-    """The normalised pixels of the whole image."""
-    patch = patch_size(model)
+def _whole(patch: tuple[int, int], picture: Image.Image, size: int) -> dict[str, Any]:
+    """The options of a processor that keep the whole image, in whole patches."""
     if size < max(patch):
         raise ValueError(f"expected a size of at least one patch, {max(patch)} pixels; got {size}.")
     scale = size / min(picture.size)
-    height, width = (
-        max(1, round(side * scale / step)) * step for side, step in zip(picture.size[::-1], patch, strict=True)
-    )
-    values = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32) / 255
-    values = values[..., None] if values.ndim == 2 else values
-    if getattr(processor, "do_normalize", True):
-        values = (values - np.array(processor.image_mean, np.float32)) / np.array(processor.image_std, np.float32)
-    return torch.from_numpy(values).permute(2, 0, 1)[None].contiguous()
+    width, height = picture.size
+    sides = {
+        "height": max(1, round(height * scale / patch[0])) * patch[0],
+        "width": max(1, round(width * scale / patch[1])) * patch[1],
+    }
+    return {"size": sides, "do_resize": True, "do_center_crop": False}
 
 
 @torch.no_grad()
 def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
     """Names of the tokens before the patches; their number is measured by running the model."""
     length = ForwardCache(model, {"pixel_values": pixels}).length
-    count, registers = leading_tokens(model, pixels, length), getattr(vision_config(model), "num_register_tokens", 0)
-    own = {1: ["class token"], 2: ["class token", "distillation token"]}.get(count - registers)
-    if own is None:
+    count = leading_tokens(model, pixels, length)
+    registers = getattr(vision_config(model), "num_register_tokens", 0)
+    names = BEFORE_REGISTERS.get(count - registers)
+    if names is None:
         return [f"special token {number}" for number in range(1, count + 1)]
-    return own + [f"register {number}" for number in range(1, registers + 1)]
+    return names + [f"register {number}" for number in range(1, registers + 1)]

@@ -1,9 +1,9 @@
-"""Texts as model inputs, long ones in overlapping windows, and their words and numbers as they are shown."""
+"""Texts as model inputs, and words and numbers as they are shown."""
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,117 +11,173 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
-from hf_bidir.explain.inputs.parts import Parted
 
 if TYPE_CHECKING:
     from PIL import Image
 
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
-UNDECODED = "\ufffd"  # in the text of a part of a character
-OVERLAP = 8  # a window shares one eighth of its tokens with the next one
+WORD_START = "▁"  # in front of the first piece of a word, in SentencePiece
 
 
 @dataclass(frozen=True)
 class Example:
-    """Model inputs of one text or image, with a name for every token that gets a score."""
+    """Model inputs of one text or image, with a name for every token that gets a score.
+
+    Attributes:
+        inputs: tensors of one row.
+        tokens: words as spelled in the text, segments, or patches; special tokens included.
+        special: whether each token is special.
+        token_of_piece: `[length]`, the token that each model position belongs to.
+        truncated: word pieces that were cut off.
+        whole: whether tokens are segments, which erasure removes as a whole.
+        grid: rows and columns of patches.
+        photo: the part of an image that is the input, in its own resolution.
+    """
 
     inputs: dict[str, Tensor]
-    tokens: list[str]  # words as spelled in the text, or patches; special tokens included
+    tokens: list[str]
     special: list[bool]
-    token_of_piece: Tensor  # [length]: index of the token that each model position belongs to
-    truncated: int = 0  # number of word pieces cut off
-    whole: bool = False  # whether tokens are segments, which erasure removes as a whole
-    grid: tuple[int, int] | None = None  # rows and columns of patches
-    photo: "Image.Image | None" = None  # the part of an image that is the input, in its own resolution
+    token_of_piece: Tensor
+    truncated: int = 0
+    whole: bool = False
+    grid: tuple[int, int] | None = None
+    photo: "Image.Image | None" = None
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
-        """Scores of tokens `[..., tokens]` from `[..., length]`: sum or largest magnitude of its pieces."""
+        """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest magnitude."""
         pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T.to(scores.device)  # [tokens, length]
         table = scores.unsqueeze(-2) * pieces
         if add:
             return table.sum(-1)
-        return table.gather(-1, table.abs().argmax(-1, keepdim=True)).squeeze(-1)
+        largest = table.abs().argmax(-1, keepdim=True)
+        return table.gather(-1, largest).squeeze(-1)
 
 
-def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
-    """Tokenize a text or a list of words, truncated to `limit` word pieces.
+@dataclass(frozen=True)
+class Text:
+    """A text with the places of its parts: the messages of a conversation, or segments.
 
-    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks. Of a `Parted` text
-    the parts are tokens if they are `whole`, and what a chat template writes is special.
+    Attributes:
+        written: the whole text.
+        parts: the first character of each part and the one after its last, in order.
+        names: of the parts.
+        whole: whether a part is a unit, with one score; otherwise its words are.
+        template: whether a chat template wrote what is outside the parts, which is then special.
+    """
+
+    written: str
+    parts: tuple[tuple[int, int], ...] = ()
+    names: tuple[str, ...] = ()
+    whole: bool = False
+    template: bool = False
+
+    @property
+    def spoken(self) -> str:
+        """The text as people read it."""
+        return " ".join(self.names) if self.template else self.written
+
+    def part_at(self, start: int, end: int) -> int | None:
+        """The part of the first visible character of a piece; None outside of all parts."""
+        piece = self.written[start:end]
+        first = end - len(piece.lstrip()) if piece.strip() else start
+        inside = (index for index, (begin, stop) in enumerate(self.parts) if begin <= first < stop)
+        return next(inside, None)
+
+
+def after(prompt: str, text: str | Text) -> str | Text:
+    """A text after a prompt."""
+    if isinstance(text, str):
+        return prompt + text
+    parts = tuple((start + len(prompt), end + len(prompt)) for start, end in text.parts)
+    return replace(text, written=prompt + text.written, parts=parts)
+
+
+@dataclass
+class _Token:
+    """A word, a segment or a special token, as its pieces are read one after the other."""
+
+    name: str
+    special: bool
+    word: int | None  # the tokenizer's number of the word
+    part: int | None
+    first: int  # character
+    reach: int  # the character after the last one
+
+
+def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
+    """Tokenize a text, truncated to `limit` word pieces.
+
+    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks.
 
     Raises:
         ValueError: the text has no word, or its parts are asked of a tokenizer without character offsets.
     """
-    wordless = f"expected a text with at least one word, got {text!r}."
-    if not "".join(text).strip():
-        raise ValueError(wordless)
-    split, whole_parts = tokenizer.is_fast and not isinstance(text, str), isinstance(text, Parted) and text.whole
-    if isinstance(text, Parted) and not tokenizer.is_fast:
+    text = Text(text) if isinstance(text, str) else text
+    if text.parts and not tokenizer.is_fast:
         raise ValueError(f"segments and conversations need a fast tokenizer; {type(tokenizer).__name__} is slow.")
-    text = text if isinstance(text, str) else list(text) if split else " ".join(text)
-    ends = {"add_special_tokens": not is_template(text)}
-    whole = len(tokenizer(text, is_split_into_words=split, verbose=False, **ends)["input_ids"])
-    options: dict[str, Any] = {"truncation": True, "max_length": limit, "return_tensors": "pt"} | ends
+    ends = {"add_special_tokens": not text.template}
+    whole = len(tokenizer(text.written, verbose=False, **ends)["input_ids"])
+    options = ends | {"truncation": True, "max_length": limit, "return_tensors": "pt"}
     if tokenizer.is_fast:
-        options |= {"is_split_into_words": split, "return_offsets_mapping": True}
-    encoding = tokenizer(text, **options)
-    tokens, special, token_of_piece = (_words if tokenizer.is_fast else _joined_pieces)(tokenizer, text, encoding)
-    if all(special):
-        raise ValueError(wordless)
-    cut = whole - len(token_of_piece)
-    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), cut, whole_parts)
+        options["return_offsets_mapping"] = True
+    encoding = tokenizer(text.written, **options)
+    if tokenizer.is_fast:
+        tokens, token_of_piece = _words(tokenizer, text, encoding)
+    else:
+        tokens, token_of_piece = _marked_words(tokenizer, encoding)
+    if not text.written.strip() or all(token.special for token in tokens):
+        raise ValueError(f"expected a text with at least one word, got {text.written!r}.")
+    return Example(
+        inputs=dict(encoding),
+        tokens=[token.name for token in tokens],
+        special=[token.special for token in tokens],
+        token_of_piece=torch.tensor(token_of_piece),
+        truncated=whole - len(token_of_piece),
+        whole=text.whole,
+    )
 
 
-def _words(tokenizer, text: str | list[str], encoding: Any) -> tuple[list[str], list[bool], list[int]]:
-    """Words, whether each is special, and the word of each piece, by character offsets."""
+def _words(tokenizer: Any, text: Text, encoding: Any) -> tuple[list[_Token], list[int]]:
+    """The tokens, and the one of each piece, by character offsets."""
     offsets = encoding.pop("offset_mapping")[0].tolist()
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
-    tokens: list[str] = []
-    special: list[bool] = []
+    tokens: list[_Token] = []
     token_of_piece: list[int] = []
-    last, first, reach = None, 0, 0  # the word of the piece before, from its smallest start to its largest end
-    segment = None  # that of the piece before
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
-        part = text.part_at(start, end, segment) if isinstance(text, Parted) and word is not None else None
-        begins = word is None or word != last
-        if isinstance(text, Parted) and text.whole and (part is not None or segment is not None):
-            begins = part != segment
-        elif isinstance(text, str) and word is not None and last is not None:
-            begins = _begins_word(text, first, reach, start, begins)
-        if begins:
-            tokens.append(piece)
-            special.append(word is None or (is_template(text) and part is None))
-            first, reach = start, end
-        last, first, reach, segment = word, min(first, start), max(reach, end), part
-        if word is not None:
-            tokens[-1] = _spelling(text, first, reach) if isinstance(text, str) else text[word]
-        if isinstance(text, Parted) and text.whole and part is not None:
-            tokens[-1] = text.named(part)
+        part = None if word is None else text.part_at(start, end)
+        if not tokens or not _continues(text, tokens[-1], word, part, start):
+            special = word is None or (text.template and part is None)
+            tokens.append(_Token(piece, special, word, part, start, end))
+        token = tokens[-1]
+        token.word, token.first, token.reach = word, min(token.first, start), max(token.reach, end)
+        if text.whole and part is not None:
+            token.name = text.names[part]
+        elif word is not None:
+            token.name = _spelling(text.written, token)
         token_of_piece.append(len(tokens) - 1)
-    return tokens, special, token_of_piece
+    return tokens, token_of_piece
 
 
-def is_template(text: Any) -> bool:
-    """Whether a chat template wrote the text, with its special tokens."""
-    return isinstance(text, Parted) and text.template
-
-
-def _begins_word(text: str, first: int, reach: int, start: int, new: bool) -> bool:
-    """Whether a piece at `start` begins a word, after one at `first` to `reach`; `new` is what the tokenizer says."""
-    if start < reach:  # pieces of one character overlap
+def _continues(text: Text, token: _Token, word: int | None, part: int | None, start: int) -> bool:
+    """Whether a piece of this word and part, which starts at a character, belongs to the token before it."""
+    if word is None or token.word is None or part != token.part:
         return False
-    before, here = text[start - 1 : start], text[start : start + 1]
+    if (text.whole and part is not None) or start < token.reach:  # pieces of one character overlap
+        return True
+    before, here = text.written[start - 1 : start], text.written[start : start + 1]
     if _is_mark(here) or (_is_mark(before) and here.isalpha()):  # some pre-tokenizers split words at their marks
-        return False
+        return True
     # a tokenizer without a pre-tokenizer reports the whole text as one word; split it at whitespace
-    return new or ((before.isspace() or here.isspace()) and text[first:reach].strip() != "")
+    apart = (before.isspace() or here.isspace()) and text.written[token.first : token.reach].strip() != ""
+    return word == token.word and not apart
 
 
-def _spelling(text: str, first: int, reach: int) -> str:
-    """The word at these places, with the marks of its last character, which some tokenizers leave out."""
+def _spelling(text: str, token: _Token) -> str:
+    """The word, with the marks of its last character, which some tokenizers leave out."""
+    reach = token.reach
     while _is_mark(text[reach : reach + 1]):
         reach += 1
-    return text[first:reach].strip() or "␣"
+    return text[token.first : reach].strip() or "␣"
 
 
 def _is_mark(char: str) -> bool:
@@ -129,28 +185,25 @@ def _is_mark(char: str) -> bool:
     return char != "" and (char in JOINERS or unicodedata.category(char).startswith("M"))
 
 
-def _joined_pieces(tokenizer, text: Any, encoding: Any) -> tuple[list[str], list[bool], list[int]]:
-    """Like `_words`, without character offsets: pieces are joined at each "▁" to words, or else to characters."""
+def _marked_words(tokenizer: Any, encoding: Any) -> tuple[list[_Token], list[int]]:
+    """As `_words`, without character offsets: pieces are joined at each `WORD_START`, if the tokenizer has any."""
     ids = encoding["input_ids"][0].tolist()
-    marked = any("▁" in piece for piece in tokenizer.convert_ids_to_tokens(ids))
-    tokens: list[str] = []
-    special: list[bool] = []
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    marked = any(piece.startswith(WORD_START) for piece in pieces)
+    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    tokens: list[_Token] = []
     token_of_piece: list[int] = []
-    own_ids = set(tokenizer.all_special_ids)
-    if tokenizer.unk_token_id != tokenizer.pad_token_id:
-        own_ids -= {tokenizer.unk_token_id}  # stands for a part of the text
-    for part in characters(tokenizer, ids):
-        piece = tokenizer.decode(part) if len(part) > 1 else tokenizer.convert_ids_to_tokens(part)[0]
-        own = part[0] in own_ids
-        if own or not marked or piece.startswith("▁") or not tokens or special[-1]:
-            tokens.append("")
-            special.append(own)
-        tokens[-1] += piece.replace("▁", "")
-        token_of_piece += [len(tokens) - 1] * len(part)
-    return [token if token.strip() else "␣" for token in tokens], special, token_of_piece
+    for index, piece in zip(ids, pieces, strict=True):
+        special = index in special_ids
+        inside = marked and not special and not piece.startswith(WORD_START)
+        if not inside or not tokens or tokens[-1].special:
+            tokens.append(_Token("", special, None, None, 0, 0))
+        tokens[-1].name += piece.removeprefix(WORD_START)
+        token_of_piece.append(len(tokens) - 1)
+    return tokens, token_of_piece
 
 
-def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int = 0) -> None:
+def check_prompt(model: PreTrainedModel, tokenizer: Any, example: Example, more: int = 0) -> None:
     """Raise ValueError if the example was cut, or if it and `more` tokens exceed the model's positions."""
     limit = text_limit(model, tokenizer) if example.truncated else longest_text(model)
     length = len(example.token_of_piece) + example.truncated
@@ -159,53 +212,6 @@ def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int 
         raise ValueError(
             f"the prompt has {length} tokens{following}, but {type(model).__name__} reads at most {limit}; shorten it."
         )
-
-
-def windows_of(example: Example, limit: int) -> list[Tensor]:
-    """The positions of a text's windows of at most `limit` tokens, `[length]` each, with the text's special tokens.
-
-    Neighbours share `limit // OVERLAP` tokens, the last two more.
-    """
-    special = torch.tensor(example.special)[example.token_of_piece]
-    length = len(special)
-    if length <= limit:
-        return [torch.arange(length)]
-    first, last = int(special.long().argmin()), length - int(special.flip(0).long().argmin())
-    size = limit - first - (length - last)
-    if size < 1:
-        raise ValueError(f"expected a limit above the {first + length - last} special tokens, got {limit}.")
-    starts = [*range(first, last - size, max(1, size - limit // OVERLAP)), last - size]
-    ends = torch.arange(last, length)
-    return [torch.cat([torch.arange(first), torch.arange(start, start + size), ends]) for start in starts]
-
-
-def window(example: Example, positions: Tensor) -> dict[str, Tensor]:
-    """The model inputs of a window, without the batch dimension."""
-    return {name: value[0, positions] for name, value in example.inputs.items()}
-
-
-def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: bool) -> Tensor:
-    """Scores `[length]` of a text from those of its windows.
-
-    `shares` of the mean y are summed over windows and divided by their number; other scores are averaged over the
-    windows that contain the token.
-    """
-    total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
-    for own, positions in zip(scores, windows, strict=True):
-        total.index_add_(0, positions, own[: len(positions)])
-        count.index_add_(0, positions, torch.ones(len(positions)))
-    return total / (len(windows) if shares else count)
-
-
-def note(windows: list[Tensor], shares: bool) -> list[str]:
-    """One sentence where a text has several windows."""
-    if len(windows) == 1:
-        return []
-    how = "the sum over windows divided by their number" if shares else "the mean over the windows that contain it"
-    return [
-        f"The text exceeds the limit of the model: y is the mean over {len(windows)} overlapping windows of "
-        f"{len(windows[0])} tokens, and the score of a token is {how}."
-    ]
 
 
 def signed(value: float) -> str:
@@ -228,36 +234,17 @@ def told_apart(tokens: Sequence[str]) -> list[str]:
     """The tokens as they are printed; of equal ones, such as "the (2 of 3)", also which one it is."""
     names = [visible(shortened(token)) for token in tokens]
     counts, seen = Counter(names), Counter[str]()
-    for index, name in enumerate(names):
+    numbered = []
+    for name in names:
         seen[name] += 1
-        if counts[name] > 1:
-            names[index] = f"{name} ({seen[name]} of {counts[name]})"
+        numbered.append(f"{name} ({seen[name]} of {counts[name]})" if counts[name] > 1 else name)
+    return numbered
+
+
+def spelled(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Every token of a vocabulary as text; its piece or its number where it has none."""
+    names = []
+    for index in ids:
+        piece = tokenizer.convert_ids_to_tokens([index])[0]
+        names.append(visible(tokenizer.decode([index]) or piece or f"token {index}"))
     return names
-
-
-def spelled(tokenizer, ids: Sequence[int]) -> list[str]:
-    """Every token as text: its character with a place if several make it up, as "日 [1/3]", or its piece or id."""
-    names: list[str] = []
-    for part in characters(tokenizer, ids):
-        text, (piece, *_) = tokenizer.decode(part), tokenizer.convert_ids_to_tokens(part)
-        if len(part) > 1:
-            names += [f"{text} [{place}/{len(part)}]" for place in range(1, len(part) + 1)]
-        else:
-            names.append(f"{text} [{piece}]" if UNDECODED in text else text or piece or f"token {part[0]}")
-    return [visible(name) for name in names]
-
-
-def characters(tokenizer, ids: Sequence[int]) -> Iterator[list[int]]:
-    """The ids, with those together that only decode together."""
-
-    def complete(part: list[int]) -> bool:
-        return UNDECODED not in (text := tokenizer.decode(part)) and text != ""
-
-    rest = list(ids)
-    while rest:
-        count = 1
-        while not complete(rest[:count]) and count < len(rest) and not complete(rest[count : count + 1]):
-            count += 1
-        count = count if complete(rest[:count]) else 1
-        yield rest[:count]
-        rest = rest[count:]

@@ -76,7 +76,7 @@ def relevance(cache: ForwardCache, request: Request) -> Tensor:
         NoRule: an operation without a rule, which is named.
     """
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
-        function = InputFunction.of(cache, request, one_point=True)
+        function = InputFunction(cache, request, one_point=True)
         return function.by_token(function.start * _gradient(function, function.start))
 
 
@@ -97,7 +97,7 @@ def integrated_relevance(
     if steps < 1:
         raise ValueError(f"expected at least one step, got {steps}.")
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
-        function = InputFunction.of(cache, request, keep_first=keep_first)
+        function = InputFunction(cache, request, keep_first=keep_first)
         change = function.start - function.baseline
         points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
         # all points of one example at once; of many examples fewer, because of memory

@@ -13,7 +13,6 @@ from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.forward import (
     ForwardCache,
-    SegmentedInputs,
     attends_between_tokens,
     leading_tokens,
     patch_size,
@@ -47,7 +46,7 @@ def erasure(
                            mean colour after normalisation.
         chunk_size: number of erased tokens per forward pass.
 
-    The tokens of a segment (`SegmentedInputs`) are erased together; "token" refuses segments.
+    The tokens of a segment (`ForwardCache.units`) are erased together; "token" refuses segments.
 
     Returns:
         `[batch, length]`, the effect of a segment at its first token; for images one entry per token, special tokens
@@ -122,10 +121,10 @@ class _Erasure:
 def _one_text(cache: ForwardCache) -> ForwardCache:
     """The first row of a text in all rows, of which several outputs are explained; otherwise the cache."""
     same = kind_of(cache.model).per_token and all(bool((x == x[:1]).all()) for x in cache.inputs.values())
-    if not same or cache.shared or len(cache.inputs["input_ids"]) == 1:
+    if not same or len(cache.inputs["input_ids"]) == 1:
         return cache
     first = {name: value[:1] for name, value in cache.inputs.items()}
-    return ForwardCache(cache.model, first if cache.units is None else SegmentedInputs(first, cache.units[:1]))
+    return ForwardCache(cache.model, first, None if cache.units is None else cache.units[:1])
 
 
 def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:

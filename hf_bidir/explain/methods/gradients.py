@@ -49,7 +49,7 @@ def integrated_gradients(
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
     with torch.inference_mode(False), in_evaluation(cache.model), _without_cudnn(cache.model):
-        function = InputFunction.of(cache, request, keep_first=keep_first)
+        function = InputFunction(cache, request, keep_first=keep_first)
         scores = IntegratedGradients(function.score).attribute(
             function.start.clone().requires_grad_(),
             baselines=function.baseline,
