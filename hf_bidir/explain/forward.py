@@ -183,8 +183,8 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     if main is None or main.dim() not in (2, 4) or not main.numel():
         shapes = {key: tuple(value.shape) for key, value in tensors.items()}
         raise ValueError(
-            f'expected tensors, as with return_tensors="pt", with {model.main_input_name} of {name}: input_ids [batch, '
-            f"length] or pixel_values [batch, channels, height, width], not empty; got {shapes}."
+            "expected input_ids [batch, length] or pixel_values [batch, channels, height, width] as tensors "
+            f'(return_tensors="pt"), not empty; got {shapes} for {name}, whose main input is {model.main_input_name}.'
         )
     count = vocabulary_of(model)
     if count is not None and main.max() >= count:

@@ -144,11 +144,12 @@ def test_the_command_writes_a_page_and_names_the_sources_of_every_word(tmp_path)
 
 def test_an_encoder_decoder_has_methods_of_its_own():
     model = model_of()
-    assert explain(model, TOKENIZER, TEXT).summary() == explain(model, TOKENIZER, TEXT).summary()
-    told = "Seq2SeqLM is explained by one of contributions, attnlrp, chefer; got the method 'erasure'"
-    with pytest.raises(ValueError, match=told):
-        explain(model, TOKENIZER, TEXT, "erasure")
-    with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
+    for translator, methods in ((model, "contributions"), (cross_model("bart"), "contributions or attnlrp")):
+        with pytest.raises(ValueError, match=f"is explained by {methods}; got the method 'erasure'"):
+            explain(translator, TOKENIZER, TEXT, "erasure")
+    with pytest.raises(ValueError, match="leave out target"):
+        explain(model, TOKENIZER, TEXT, target="c")
+    with pytest.raises(ValueError, match="BidirRnnForSeq2SeqLM is an encoder-decoder"):
         asked(head_contributions, model, dict(TOKENIZER(TEXT, return_tensors="pt")))
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.request import Request, Target
+from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 
@@ -40,6 +40,7 @@ def token_scores(
     """
     cache = ForwardCache(unwrapped(model), inputs)
     request = Request(method, target, **choices).resolved(cache.model, cache.passes)
+    check_position(cache.model, request.position)
     return METHODS[str(request.method)].scores(cache, request)
 
 
