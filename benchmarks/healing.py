@@ -61,7 +61,7 @@ def main() -> None:
     text.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
     text.add_argument("--sst2", type=Path, required=True, help="holds train.parquet and validation.parquet")
     images = commands.add_parser("vit", help="a small ViT on Fashion-MNIST")
-    images.add_argument("--fashion-mnist", type=Path, required=True, help="holds the four IDX files")
+    images.add_argument("--fashion-mnist", type=Path, required=True, help="holds train.parquet and test.parquet")
     writer = commands.add_parser("decoder", help="a causal language model on reviews, with its perplexity")
     writer.add_argument("--model", required=True, help="the softmax model, a folder or a name on the Hub")
     writer.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
@@ -81,7 +81,7 @@ def minilm(options: argparse.Namespace) -> None:
 
 
 def vit(options: argparse.Namespace) -> None:
-    train, test = (str(options.fashion_mnist / f"{split}-images-idx3-ubyte.gz") for split in ("train", "t10k"))
+    train, test = (str(options.fashion_mnist / f"{split}.parquet") for split in ("train", "test"))
     teacher, labelled = RUNS / "vit-teacher", {"train_file": train, "test_file": test}
     given = recipe("fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
     trained = train_once(image_classification.main, given, teacher)

@@ -34,7 +34,7 @@ from hf_bidir.hub.evaluate import evaluate_checkpoint, read_examples
 
 DATA = {  # by the beginning of a folder's name: file below --data-dir (None: comes with scikit-learn), and split
     "digits": (None, "test"),
-    "fashion": ("fashion_mnist/t10k-images-idx3-ubyte.gz", "test"),
+    "fashion": ("fashion_mnist/test.parquet", "test"),
     "imdb": ("imdb/test.parquet", "validation"),
     "sst2": ("sst2/test.parquet", "test"),
 }

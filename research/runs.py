@@ -1,6 +1,6 @@
 """Shared by all studies: a grid of runs that become rows of a csv file, and the calls of the training scripts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,14 +27,16 @@ def grid(**columns: Iterable[Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in product(*columns.values())]
 
 
-def train(kind: str, given: Mapping[str, Any], folder: Path, trainer: type | None = None) -> dict[str, Any]:
+def train(
+    kind: str, given: Mapping[str, Any], folder: Path, trainer: Callable[..., Any] | None = None
+) -> dict[str, Any]:
     """The results of a run in `folder`, which is trained unless it is finished.
 
     Args:
         kind: a script of `TRAINING`.
         given: its options.
         folder: the output folder.
-        trainer: another class of trainer, for "distill" and for "bert" without masked words.
+        trainer: another class of trainer, for "distill", "bert" and "images".
     """
     main = TRAINING[kind].main
     return train_once(partial(main, trainer_class=trainer) if trainer else main, given, folder)

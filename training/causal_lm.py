@@ -40,9 +40,9 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import BlockArguments, HealingArguments, ModelArguments, ScheduleArguments, option
-from hf_bidir.finetune.data.text_data import fit_max_length
+from hf_bidir.finetune.data.splits import sampled
+from hf_bidir.finetune.data.text_data import cut_into_blocks, fit_max_length, read_documents
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.finetune.models import (
     build_model,
     check_options,
@@ -128,7 +128,7 @@ def main(options: Options = None) -> dict[str, Any]:
     check_reads_no_future(model, source)
     fit_max_length(data, args.typed, model, source, option="block_size")
 
-    splits = cut_into_blocks(splits, tokenizer, data)
+    splits = sampled(cut_into_blocks(splits, tokenizer, data.block_size), data)
     run = Run("text-generation", model, splits, data, args, schedule)
     sample = partial(written_sample, tokenizer, splits.validation[0]["input_ids"])
     return run.train(

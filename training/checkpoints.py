@@ -16,7 +16,7 @@ in half precision.
 minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, also in half precision. What it is worth is
 measured by research/conversions (embeddings.py, and run.py with the variant "encoder").
 
-`DIR` holds fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels,
+`DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files),
 sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed
 numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels, so training on it gives
 another model. With fewer seeds than the pair has, model_cards/ stays as it is.
@@ -45,8 +45,8 @@ from hf_bidir.common.files import RECORD, read_json, replacing, write_json
 from hf_bidir.explain import explain, image_heatmap, load_checkpoint, score_grid
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.finetune.arguments import ImageDataArguments
-from hf_bidir.finetune.data.image_data import read_image_splits
-from hf_bidir.finetune.data.image_files import read_images
+from hf_bidir.finetune.data.image_data import IMAGE, read_image_splits
+from hf_bidir.finetune.data.splits import selected
 from hf_bidir.finetune.record import RESULTS, is_finished, read_record
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
@@ -144,7 +144,7 @@ PAIRS = {
             image_classification.main,
             "fashion-mnist-small",
             data="fashion_mnist",
-            files={"train_file": "train-images-idx3-ubyte.gz", "test_file": "t10k-images-idx3-ubyte.gz"},
+            files={"train_file": "train.parquet", "test_file": "test.parquet"},
         ),
         Pair(recurrent_classification.main, "sst2-rnn", data="sst2", files=PARQUET, seeds=5),
         Pair(
@@ -323,7 +323,8 @@ def draw_explanations(folders: list[Path], test: str | None) -> None:
                 _draw_sentence(shown, file)
                 continue
             data = ImageDataArguments(dataset_name=read_record(folder)["recipe"]["dataset_name"])
-            rows = (read_images(test) if test else read_image_splits(data).test).select(range(IMAGES_SHOWN))
+            images = selected(IMAGE.read(test), "test", data, IMAGE) if test else read_image_splits(data).test
+            rows = images.select(range(IMAGES_SHOWN))
             rows[0]["image"].save(folder / EXAMPLE_IMAGE)
             _draw_images(shown, rows, file)
 

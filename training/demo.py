@@ -31,8 +31,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Pr
 from hf_bidir.cli.script import run_script
 from hf_bidir.explain import explain
 from hf_bidir.explain.draw.figures import Scale, overlay
-from hf_bidir.finetune.data.image_data import ImageCollator
-from hf_bidir.finetune.data.image_files import read_digits
+from hf_bidir.finetune.data.image_data import ImageCollator, read_digits
 from hf_bidir.finetune.record import CARD, CURVE, RESULTS, is_finished
 from hf_bidir.hub import isolated_forward
 from hf_bidir.hub.card import write_card

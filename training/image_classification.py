@@ -1,15 +1,14 @@
 """Fine-tune a model with signed attention to classify images: any checkpoint of transformers, or a new ViT.
 
 examples:
-  # your own photographs, one folder per class; by default they are resized to squares of at most 64 pixels
+  # your own photographs, one folder per class; by default they are resized to squares of 64 pixels
   python training/image_classification.py --train_file photos/train --test_file photos/test --output_dir runs/photos
 
   # the handwritten digits of scikit-learn: no download, a few minutes on two cores
   python training/image_classification.py training/recipes/digits-tanhmax.yaml
 
-  # Fashion-MNIST from its IDX files; each label file lies beside its image file
-  python training/image_classification.py training/recipes/fashion-mnist-tanhmax.yaml \\
-      --train_file train-images-idx3-ubyte.gz --test_file t10k-images-idx3-ubyte.gz
+  # Fashion-MNIST from the Hub
+  python training/image_classification.py training/recipes/fashion-mnist-tanhmax.yaml
 
   # parquet with image bytes; folders, from a checkpoint
   python training/image_classification.py --train_file train.parquet --test_file test.parquet \\
@@ -29,6 +28,7 @@ AutoModelForImageClassification and AutoImageProcessor, with trust_remote_code=T
 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,11 @@ from transformers import set_seed
 from hf_bidir import BidirViTConfig
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
+from hf_bidir.common.images import image_mode
 from hf_bidir.finetune.arguments import ImageDataArguments, ModelArguments, RunArguments, ScheduleArguments, option
 from hf_bidir.finetune.data.image_data import (
     ImageCollator,
     checkpoint_processor,
-    guessed_image_size,
-    guessed_patch_size,
     new_image_processor,
     read_image_splits,
 )
@@ -63,18 +62,14 @@ class ImageModelArguments(ModelArguments):
     hidden_size: int = option(64, "From scratch: the width of the model.")
     intermediate_size: int = option(256, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.0, "From scratch: dropout of hidden states and of attention coefficients.")
-    image_size: int | None = option(
-        None, "From scratch: images are resized to a square of this side; default: the first image's, at most 64."
-    )
-    patch_size: int | None = option(
-        None, "From scratch: the side of a patch; must divide image_size; default: at least 7 x 7 patches."
-    )
+    image_size: int = option(64, "From scratch: images are resized to a square of this side.")
+    patch_size: int = option(8, "From scratch: the side of a patch; must divide image_size.")
 
 
 OPTIONS = (ImageDataArguments, ImageModelArguments, ScheduleArguments, RunArguments)
 
 
-def main(options: Options = None) -> dict[str, Any]:
+def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = SignedTrainer) -> dict[str, Any]:
     """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
     data, shape, schedule, args = parse(OPTIONS, options, __doc__)
     check_options(shape, schedule, args.typed)
@@ -85,8 +80,7 @@ def main(options: Options = None) -> dict[str, Any]:
         config = checkpoint_config(HEAD, shape, splits.names)
         processor = checkpoint_processor(source, config)
     else:
-        size = shape.image_size or guessed_image_size(splits.train)
-        patch = guessed_patch_size(size) if shape.patch_size is None else shape.patch_size
+        size, patch = shape.image_size, shape.patch_size
         if patch < 1 or size % patch:
             divisors = ", ".join(str(side) for side in range(1, size + 1) if size % side == 0)
             raise InputError(f"expected patch_size to divide image_size {size}: one of {divisors}; got {patch}")
@@ -95,17 +89,18 @@ def main(options: Options = None) -> dict[str, Any]:
         processor = new_image_processor(size)
     set_seed(args.seed)
     model = build_model(HEAD, shape, config)
+    mode = image_mode(model.config)
 
     args.remove_unused_columns = False  # the collator, not the model, takes the image column
     run = Run("image-classification", model, splits, data, args, schedule)
     return run.train(
-        SignedTrainer,
+        trainer_class,
         centre=shape.centre and starts_as_softmax(source),
         card=write_card,
         picture=draw_example,
         processing_class=processor,
-        data_collator=ImageCollator.of(processor, data),
-        eval_collator=ImageCollator(processor),
+        data_collator=ImageCollator.of(processor, data, mode),
+        eval_collator=ImageCollator(processor, mode=mode),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
     )

@@ -34,9 +34,8 @@ from hf_bidir.finetune.arguments import (
     check_share,
     option,
 )
-from hf_bidir.finetune.data.masking import MaskingCollator
-from hf_bidir.finetune.data.text_data import fit_max_length
-from hf_bidir.finetune.data.unlabelled_data import read_snippets
+from hf_bidir.finetune.data.splits import sampled
+from hf_bidir.finetune.data.text_data import MaskingCollator, cut_into_snippets, fit_max_length, read_documents
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
 from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.run import Run
@@ -75,7 +74,7 @@ def main(options: Options = None) -> dict[str, Any]:
     set_seed(args.seed)
     model = build_model(HEAD, start, config)
     fit_max_length(data, args.typed, model, source)
-    splits = read_snippets(data, tokenizer)
+    splits = sampled(cut_into_snippets(read_documents(data), tokenizer, data.max_length), data)
 
     run = Run("masked-lm", model, splits, data, args, schedule)
     return run.train(

@@ -42,10 +42,8 @@ from hf_bidir.finetune.arguments import (
     RunArguments,
     ScheduleArguments,
     TextDataArguments,
-    check_at_least,
     option,
 )
-from hf_bidir.finetune.data.masking import JointCollator, JointTrainer
 from hf_bidir.finetune.data.text_data import fit_max_length, read_texts, tokenize
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
@@ -72,10 +70,6 @@ class TextModelArguments(ModelArguments):
 
     vocab_size: int = option(8000, "From scratch: the size of the WordPiece vocabulary.")
     lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
-    masked_lm_weight: float = option(0.0, "Weight of an additional masked language modelling loss during training.")
-
-    def __post_init__(self) -> None:
-        check_at_least(0, masked_lm_weight=self.masked_lm_weight)
 
 
 OPTIONS = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
@@ -105,10 +99,6 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
     model = build_model(HEAD, shape, config)
     fit_max_length(data, args.typed, model, source)
 
-    collator = eval_collator = DataCollatorWithPadding(tokenizer)
-    if shape.masked_lm_weight:
-        collator = JointCollator(tokenizer)
-        trainer_class = partial(JointTrainer, masked_lm_weight=shape.masked_lm_weight)
     splits = tokenize(splits, tokenizer, data.max_length)
     run = Run("text-classification", model, splits, data, args, schedule)
     return run.train(
@@ -117,8 +107,7 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         card=write_card,
         picture=draw_example,
         processing_class=tokenizer,
-        data_collator=collator,
-        eval_collator=eval_collator,
+        data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
     )

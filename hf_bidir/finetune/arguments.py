@@ -89,9 +89,6 @@ class TextDataArguments(LabelledDataArguments):
     truncation_side: str | None = option(
         None, "Side to cut: right keeps the beginning (default), left keeps the end.", choices=["right", "left"]
     )
-    remove_repeated: bool = option(
-        False, "Remove validation and test texts that repeat a text of an earlier split; by default a note counts them."
-    )
 
 
 @dataclass
@@ -123,11 +120,6 @@ class ImageColumnArguments:
     shift: float = option(0.0, "Augmentation: maximum shift along both axes, in pixels.")
     rotate: float = option(0.0, "Augmentation: maximum rotation in either direction, in degrees.")
     flip: bool = option(False, "Augmentation: mirror left to right with probability 1/2.")
-    augment: str | None = option(None, "Augmentation by timm: a policy such as rand-m6-n2-mstd0.5-inc1, or augmix-m3.")
-    erase: float = option(0.0, "Augmentation by timm: probability of erasing a rectangle.")
-    check_images: bool = option(
-        True, "Decoding of every image before training; --no_check_images skips this for a large data set."
-    )
 
 
 @dataclass

@@ -38,11 +38,10 @@ from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
 from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, ScheduleArguments, option
 from hf_bidir.finetune.both_signs import one_sidedness
-from hf_bidir.finetune.data.image_data import ImageCollator
-from hf_bidir.finetune.data.problems import listed
-from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.data.text_data import fit_max_length
-from hf_bidir.finetune.data.unlabelled_data import read_blocks, read_snippets, read_unlabelled_images
+from hf_bidir.finetune.data.checks import listed
+from hf_bidir.finetune.data.image_data import ImageCollator, read_unlabelled_images
+from hf_bidir.finetune.data.splits import Splits, sampled
+from hf_bidir.finetune.data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
@@ -195,7 +194,9 @@ def healing_data(
             collator = DataCollatorWithPadding(processor)
             # joined texts are what a model that generates text was pretrained on, and need no padding
             joined = student.can_generate() and processor.eos_token_id is not None
-            splits = (read_blocks if joined else read_snippets)(data, processor)
+            documents = read_documents(data)
+            cut = cut_into_blocks if joined else cut_into_snippets
+            splits = sampled(cut(documents, processor, data.max_length), data)
             _check_texts(splits.train, processor, source)
             return splits, (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):

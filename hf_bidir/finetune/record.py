@@ -31,7 +31,7 @@ from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import PREVIOUS, RECORD, save_figure, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
-from hf_bidir.finetune.data.image_files import folder_digest
+from hf_bidir.finetune.data.sources import folder_digest
 from hf_bidir.finetune.data.splits import Splits
 
 if TYPE_CHECKING:

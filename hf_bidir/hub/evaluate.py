@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import ClassLabel, Dataset
+from datasets import Dataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
@@ -24,13 +24,13 @@ from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.errors import first_line, shared_names
 from hf_bidir.common.files import RECORD, read_json, write_json
+from hf_bidir.common.images import image_mode
 from hf_bidir.common.model_types import is_signed
-from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, LabelledDataArguments, TextDataArguments
-from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
+from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.data.image_data import IMAGE, ImageCollator, checkpoint_processor, read_image_splits
 from hf_bidir.finetune.data.sources import is_table
-from hf_bidir.finetune.data.splits import labelled_split
-from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokenize_split
-from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
+from hf_bidir.finetune.data.splits import LABEL, labelled_split, sampled, selected
+from hf_bidir.finetune.data.text_data import TEXT, cut_into_blocks, read_documents, read_texts, tokenize
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import PLACE, RESULTS, library_versions, source_of
@@ -260,33 +260,36 @@ def read_examples(
     if kind_of(model).causal:
         blocks = _read_blocks(model, folder, _data_arguments(BlockArguments, run, options), data, file, split)
         return blocks, described, default_data_collator
-    images, names, values = model.main_input_name == "pixel_values", _classes(model), run.get("label_values")
+    images, names = model.main_input_name == "pixel_values", _classes(model)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
+    column = IMAGE if images else TEXT
     if file:
-        examples = (read_image_split if images else read_text_split)(file, arguments, names, split, values)
+        setattr(arguments, f"{split}_file", file)  # which errors name
+        rows = selected(column.read(file), split, arguments, column, LABEL)
     else:
-        examples = _read_data_set(arguments, data, split, names, values, images)
+        rows = _read_data_set(arguments, data, split, images)
+    indices = [str(index) for index in range(len(names))]
+    # what stands for a class: what stood for it in training, or its name, or for want of a record its index
+    orders = [order for order in (run.get("label_values"), names, indices) if order]
+    examples = labelled_split(rows, split, arguments, column, orders)
     if images:
-        return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
+        mode = image_mode(model.config)
+        return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config), mode=mode)
     tokenizer = saved_tokenizer(str(folder), model.config)
     know_padding(model.config, tokenizer)
     length = min(arguments.max_length, longest_text(model) or arguments.max_length)
-    return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
+    return tokenize(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
 
 
-def _read_data_set(
-    arguments: Any, data: str, split: str, names: list[str], values: list[str] | None, images: bool
-) -> Dataset:
-    """A split of a data set by name, with the classes of the model as labels."""
+def _read_data_set(arguments: Any, data: str, split: str, images: bool) -> Dataset:
+    """A split of a data set by name, as in training."""
     if data != arguments.dataset_name:
-        arguments.dataset_name, arguments.dataset_config, arguments.class_names = data, None, None
-    arguments.class_names = None if values else arguments.class_names
-    splits = (read_image_splits if images else read_texts)(arguments)
-    if split not in dict(splits):
+        arguments.dataset_name, arguments.dataset_config = data, None
+    arguments.class_names = None
+    splits = dict((read_image_splits if images else read_texts)(arguments))
+    if split not in splits:
         raise ValueError(f"{data} has no {split} split with labels; choose another by --split.")
-    examples = dict(splits)[split].cast_column("label", ClassLabel(names=splits.names))
-    role, dropping = "image" if images else "text", LabelledDataArguments(drop_bad_rows=arguments.drop_bad_rows)
-    return labelled_split(examples, dropping, role, (role,), names, split, values)
+    return splits[split]
 
 
 def _read_blocks(
@@ -297,10 +300,11 @@ def _read_blocks(
     if file is not None:
         arguments.train_file = arguments.validation_file = [file]
         split = "validation"
-    blocks = dict(cut_into_blocks(read_documents(arguments), saved_tokenizer(str(folder), model.config), arguments))
-    if split not in blocks:
+    tokenizer = saved_tokenizer(str(folder), model.config)
+    blocks = sampled(cut_into_blocks(read_documents(arguments), tokenizer, arguments.block_size), arguments)
+    if split not in dict(blocks):
         raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
-    return blocks[split]
+    return dict(blocks)[split]
 
 
 def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) -> Any:

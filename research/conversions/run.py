@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import yaml
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
@@ -44,8 +44,7 @@ from hf_bidir.checkpoints.layer_hooks import (
 )
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.explain import token_scores
-from hf_bidir.finetune.arguments import ImageDataArguments
-from hf_bidir.finetune.data.image_data import ImageCollator, read_image_split
+from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.heal import DistillationTrainer
 from hf_bidir.finetune.models import able_to_pad
@@ -227,7 +226,8 @@ class Data:
             rows = read_table(str(file))
             return rows if self.labelled else rows.select_columns("text")
         (fashion,) = read_experiments(["vit-fashion-mnist"])
-        return read_image_split(str(file), ImageDataArguments(), fashion.class_names, split).select(range(2000))
+        rows = read_table(str(file)).select(range(2000))
+        return rows.cast_column("label", ClassLabel(names=fashion.class_names))
 
 
 @dataclass(frozen=True)

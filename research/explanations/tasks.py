@@ -17,7 +17,6 @@ from benchmarks.measure import ROOT
 from hf_bidir.explain import load_checkpoint, read_image, read_text
 from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.inputs.text import Example
-from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_table
 
 RUNS = ROOT / "runs/explained"
@@ -63,7 +62,7 @@ TASKS = {
         None,
         None,
         {"num_train_epochs": 6},
-        {"train": "train-images-idx3-ubyte.gz", "test": "t10k-images-idx3-ubyte.gz"},
+        {"train": "train.parquet", "test": "test.parquet"},
     ),
 }
 
@@ -98,7 +97,7 @@ def load(folder: Path) -> tuple[PreTrainedModel, Any]:
 
 def sample(file: Path, count: int) -> list[dict]:
     """`count` rows of a table, sampled with a fixed seed."""
-    rows = read_images(str(file)) if file.name.endswith(".gz") else read_table(str(file))
+    rows = read_table(str(file))
     return [rows[index] for index in random.Random(0).sample(range(len(rows)), min(count, len(rows)))]
 
 

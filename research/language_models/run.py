@@ -34,7 +34,8 @@ from benchmarks.runs import read_runs, where
 from hf_bidir.common.files import read_json
 from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.finetune.arguments import BlockArguments
-from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
+from hf_bidir.finetune.data.splits import sampled
+from hf_bidir.finetune.data.text_data import cut_into_blocks, read_documents
 from hf_bidir.modeling.activations import softmax
 from research.runs import command_line, run_grid, train
 
@@ -166,7 +167,7 @@ def measured(folder: Path, file: str) -> dict[str, Any]:
 def held_out(tokenizer: Any, file: str) -> Dataset:
     """Blocks of the file; the training script evaluates on the first ones."""
     data = BlockArguments(train_file=[file], validation_file=[file], block_size=BLOCK, max_eval_samples=HELD_OUT)
-    return cut_into_blocks(read_documents(data), tokenizer, data).validation
+    return sampled(cut_into_blocks(read_documents(data), tokenizer, data.block_size), data).validation
 
 
 def looked_into(model: PreTrainedModel, blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:

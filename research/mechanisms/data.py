@@ -22,11 +22,13 @@ from pathlib import Path
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from hf_bidir.finetune.data.image_files import read_digits, read_idx
-from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.data.tokenizer import words_of
+from hf_bidir.finetune.data.image_data import read_digits
+from hf_bidir.finetune.data.sources import read_table
 from research.runs import command_line
+from research.synthetic import SETS, write_splits
 
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 ORDINALS = {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
@@ -103,6 +105,11 @@ def write_day(day: date, form: str) -> str:
     return form.format(day, ordinal=ORDINALS.get(day.day, "th"))
 
 
+def words_of(text: str) -> list[str]:
+    """The words and punctuation marks of a text, without case and accents."""
+    return [word for word, _ in BertPreTokenizer().pre_tokenize_str(BertNormalizer().normalize_str(text))]
+
+
 def hide(parts: list[str], length: int, generator: np.random.Generator) -> str:
     """The parts in their order at random places of a text of `length` words, the others from `FILLERS`."""
     fillers = length - sum(len(words_of(part)) for part in parts)
@@ -131,7 +138,7 @@ def image_splits(task: str, folder: Path | None) -> dict[str, Dataset]:
     """The splits of a task of `SIDES`, with columns `text` and `label`; `folder` has the files of Fashion-MNIST."""
     if task == "digits":
         return {name: as_texts(split, SIDES[task]) for name, split in read_digits().items()}
-    train, test = (read_idx(folder / f"{part}-images-idx3-ubyte.gz") for part in ("train", "t10k"))
+    train, test = (read_table(str(folder / f"{part}.parquet")) for part in ("train", "test"))
     shuffled, size = train.shuffle(seed=0), ROWS["train"]
     splits = {
         "train": shuffled.select(range(size)),

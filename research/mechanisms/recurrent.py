@@ -16,8 +16,10 @@ from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparisons, markdown, spread, where
 from benchmarks.seeds import TESTED
-from hf_bidir.finetune.data.synthetic import SETS, write_splits
+from hf_bidir.finetune.arguments import TextDataArguments
+from research.paper.repeats import files_without_repeats
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
+from research.synthetic import SETS, write_splits
 
 FILES = {
     "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
@@ -68,7 +70,10 @@ def trained(
     else:
         place, names = FILES[data]
         files = {split: data_dir / place / f"{file}.parquet" for split, file in names.items()}
-        given = recipe(f"{RECIPES[data]}-{activation}") | {"remove_repeated": True}
+        given = recipe(f"{RECIPES[data]}-{activation}")
+        options = {f"{split}_file": str(file) for split, file in files.items()}
+        options["validation_share"] = given.get("validation_share", 0.1)
+        files = files_without_repeats(TextDataArguments(**options), runs / "data" / data)
     given |= {f"{split}_file": file for split, file in files.items()} | {"seed": seed}
     results = train("recurrent", given, folder)
     row = {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}

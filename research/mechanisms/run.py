@@ -21,11 +21,11 @@ from typing import Any
 import yaml
 
 from benchmarks.runs import PAIR, read_runs
-from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from research.mechanisms.data import LENGTHS, PAIRS, SIDES, image_splits
 from research.mechanisms.figures import draw_coefficients, draw_lengths, draw_pixels
 from research.mechanisms.recurrent import SETTINGS
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
+from research.synthetic import SETS, write_splits
 
 FILE = Path(__file__).with_name("results") / "mechanisms.csv"
 RECIPES = Path(__file__).with_name("recipes") / "mechanisms.yaml"
@@ -48,7 +48,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=MECHANISMS, metavar="TASK", help=", ".join(MECHANISMS))
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
-    parser.add_argument("--fashion-mnist", type=Path, help="the folder with its IDX files; without it, not on these")
+    parser.add_argument("--fashion-mnist", type=Path, help="with its parquet files; without it, not on these")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/mechanisms", help="where the runs go")
     parser.add_argument("--pictures", type=Path, default=FILE.parents[1] / "pictures", help="where the pictures go")
     options = parser.parse_args()

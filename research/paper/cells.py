@@ -19,6 +19,7 @@ from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.data import removed_rows
+from research.paper.deep_training import trainer_of
 from research.paper.experiments import QUICK_OPTIONS, VARIANTS, Experiment, Settings
 from research.paper.measures import WORD_SUMS, measure, measure_deep
 from research.runs import is_finished, read_record, train
@@ -67,7 +68,8 @@ class Cell:
         given |= {"learning_rate": self.learning_rate, "seed": self.seed}
         given |= QUICK_OPTIONS[self.experiment.kind] if settings.quick else {}
         if not self.trained:
-            keeping_failures(self.folder, lambda: train(self.experiment.kind, given, self.run))
+            trainer = trainer_of(given)
+            keeping_failures(self.folder, lambda: train(self.experiment.kind, given, self.run, trainer))
         if self.trained:  # the checkpoints that only resuming needs
             for checkpoint in self.run.glob("checkpoint-*"):
                 shutil.rmtree(checkpoint)

@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from datasets import ClassLabel, Dataset, Image
+from datasets import ClassLabel, Dataset, Value
 
-from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.arguments import TextDataArguments
-from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS
-from hf_bidir.finetune.data.image_files import read_images
-from hf_bidir.finetune.data.overlap import find_repeats
-from hf_bidir.finetune.data.sources import read_hub, read_table
-from hf_bidir.finetune.data.splits import labelled_splits
-from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.data.text_data import TEXT_COLUMNS, without_repeats
+from hf_bidir.finetune.data.image_data import IMAGE
+from hf_bidir.finetune.data.sources import read_hub
+from hf_bidir.finetune.data.splits import LABEL, labelled_splits, selected
+from hf_bidir.finetune.data.text_data import TEXT
 from research.paper.experiments import Experiment
+from research.paper.repeats import find_repeats
+from research.synthetic import SETS, write_splits
 
 RECORD = "splits.json"  # beside the data files: how they were made
 HELD_OUT = "validation held out of the training examples"
@@ -41,7 +39,7 @@ def data_files(
     removed = {}
     if not experiment.synthetic and experiment.kind != "images":
         for name, repeats in find_repeats({name: split["text"][:] for name, split in splits.items()}).items():
-            splits[name] = without_repeats(name, splits[name], repeats)
+            splits[name] = splits[name].select(repeats.kept)
             removed[name] = repeats.removed
         removed.pop("train", None)
     splits = {name: _at_most(split, (rows or {}).get(name)) for name, split in splits.items()}
@@ -67,27 +65,21 @@ def labelled_data(experiment: Experiment, data_dir: Path | None) -> tuple[dict[s
     """Every split with all of its rows, and whether validation was held out of the training examples."""
     if experiment.synthetic:
         return SETS[experiment.synthetic].split(), True
-    raw = _raw(experiment, data_dir)
+    data = TextDataArguments(validation_share=experiment.validation_share, class_names=experiment.class_names)
+    column = IMAGE if experiment.kind == "images" else TEXT
+    if data_dir is None:
+        tables = read_hub(experiment.hub, None)
+    else:
+        tables = {split: column.read(str(file)) for split, file in experiment.source_files(data_dir).items()}
+    raw = {name: selected(table, name, data, column, LABEL) for name, table in tables.items()}
     if experiment.keep_labels is not None:
         raw = {name: _kept(split, experiment.keep_labels) for name, split in raw.items()}
-    data = TextDataArguments(validation_share=experiment.validation_share, class_names=experiment.class_names)
-    images = experiment.kind == "images"
-    splits = dict(labelled_splits(raw, data, None, IMAGE_COLUMNS if images else TEXT_COLUMNS))
-    if images:  # a table may store images as bytes
-        splits = {name: split.cast_column("image", Image()) for name, split in splits.items()}
-    names = ClassLabel(names=experiment.class_names)
-    return {name: split.cast_column("label", names) for name, split in splits.items()}, "validation" not in raw
-
-
-def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
-    if data_dir is None:
-        return read_hub(experiment.hub, None)
-    raw = {}
-    for split, file in experiment.source_files(data_dir).items():
-        raw[split] = (read_images if experiment.kind == "images" else read_table)(str(file))
-        if "label" not in raw[split].column_names:
-            raise InputError(f"expected a column label in {file}; it has {', '.join(raw[split].column_names)}")
-    return raw
+    held_out = "validation" not in raw
+    splits = dict(labelled_splits(raw, data, column))
+    names = ClassLabel(names=experiment.class_names)  # the data have their numbers
+    for name, split in splits.items():
+        splits[name] = split.cast_column("label", Value("int64")).cast_column("label", names)
+    return splits, held_out
 
 
 def sample(split: Dataset, most: int) -> Dataset:

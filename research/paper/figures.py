@@ -14,10 +14,10 @@ from hf_bidir.explain.draw.figures import COLORS, Scale, as_array, draw_images
 from hf_bidir.explain.forward import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.data.synthetic import SETS
 from research.paper.cells import Cell
 from research.paper.experiments import Experiment, Settings
 from research.paper.measures import CHANCE, NEUTRAL_GRADE, RANKINGS, SHARES, WORD_SUMS, scores_of
+from research.synthetic import SETS
 
 POLAR_FROM = 0.5  # minimum mean distance from the neutral grade
 SHOWN = ("softmax", "tanhmax")

@@ -13,10 +13,10 @@ from pandas import DataFrame
 
 from benchmarks.measure import save_runs
 from benchmarks.runs import check_runs, markdown, where
-from hf_bidir.finetune.data.overlap import SAME_BEGINNING, SHARED_WORDS, find_repeats
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.data import SPLITS, labelled_data
 from research.paper.experiments import read_experiments
+from research.paper.repeats import SAME_BEGINNING, SHARED_WORDS, find_repeats
 from research.runs import command_line
 
 EXPERIMENTS = ["sst", "20news", "20news-bydate", "imdb", "agnews"]

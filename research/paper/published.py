@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from benchmarks.runs import SEED, VERSIONS, add_runs, libraries
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.data.tokenizer import frequent_words
+from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.recurrent.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.recurrent.modeling_bidir_rnn import BidirRnnForSequenceClassification
@@ -39,7 +39,11 @@ PUBLISHED = "published.csv"
 
 def published_vocabulary(texts: list[str], first_id: int = 1) -> dict[str, int]:
     """Ids of the most frequent words, from `first_id`; 0 stands for padding and unknown words."""
-    return {word: first_id + index for index, word in enumerate(frequent_words(texts)[:VOCABULARY])}
+    special = ["[PAD]", "[UNK]"]
+    tokenizer = train_words(texts, vocab_size=len(special) + VOCABULARY, max_length=LENGTH)
+    numbers = tokenizer.get_vocab()
+    words = sorted(numbers.keys() - special, key=lambda word: numbers[word])
+    return {word: first_id + index for index, word in enumerate(words)}
 
 
 def encode(texts: list[str], vocabulary: dict[str, int]) -> Tensor:

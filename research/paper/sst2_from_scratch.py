@@ -15,6 +15,8 @@ from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparison, markdown, spread, where
 from benchmarks.seeds import TESTED, holm
+from hf_bidir.finetune.arguments import TextDataArguments
+from research.paper.repeats import files_without_repeats
 from research.runs import ROOT, command_line, grid, read_record, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "sst2_from_scratch.csv"
@@ -35,7 +37,10 @@ def trained(data_dir: Path, runs: Path, activation: str, seed: int) -> tuple[dic
     """Train one run unless it is finished."""
     folder = runs / f"{activation}-seed{seed}"
     files = {f"{split}_file": data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
-    given = recipe(f"sst2-{activation}") | files | {"remove_repeated": True, "seed": seed}
+    files = {name: str(file) for name, file in files.items()}
+    cleaned = files_without_repeats(TextDataArguments(**files), runs / "data")
+    given = recipe(f"sst2-{activation}") | {"seed": seed}
+    given |= {f"{split}_file": file for split, file in cleaned.items()}
     results, record = train("bert", given, folder), read_record(folder)
     row = {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}

@@ -10,13 +10,14 @@ from datasets import Dataset, Features, Image, Value
 from matplotlib.figure import Figure
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
-from hf_bidir.finetune.data.tokenizer import train_words, words_of
+from hf_bidir.finetune.data.tokenizer import train_words
 from research.mechanisms import data, figures
 from research.mechanisms.data import (
     FILLERS,
     FORMATS,
     DateNormalisation,
     NumberSorting,
+    words_of,
     write_day,
 )
 

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.tokenizer import END_OF_TEXT
 from hf_bidir.hub import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
 from training.causal_lm import main
@@ -108,8 +107,7 @@ def test_the_best_checkpoint_by_perplexity_has_the_lowest_and_every_evaluation_l
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--block_size", "9000"], r"the train split has (\d+) tokens, fewer .* of 9000; .* --block_size \1 or less"),
-        (["--vocab_size", "256"], f"expected vocab_size above 256, the bytes and {END_OF_TEXT}".replace("|", r"\|")),
+        (["--block_size", "9000"], "the train split has fewer tokens than one block of 9000"),
         (["--attn_negative_mass_by_head", "0", "1", "1"], "layer 0 needs 2 numbers, one per head"),
         (["--attn_negative_mass_by_layer", "0"], "a list of 2 .one per signed layer"),
         (["--attn_negative_mass_by_layer", "0", "2"], r"must lie in \[0, 1\]"),
@@ -141,9 +139,9 @@ def test_an_encoder_is_no_causal_language_model(options, tmp_path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "is empty; expected a text file"),
-        (b"  \n\n ", "has no text"),
-        (b"caf\xe9 noir\n" * 9, r"text\.txt as text: expected UTF-8; line 1 holds the byte 0xe9 .*; save the file as"),
+        (b"", r"text\.txt"),
+        (b"  \n\n ", "no row that can be used"),
+        (b"caf\xe9 noir\n" * 9, r"text\.txt: 'utf-8' .* 0xe9"),
     ],
 )
 def test_a_text_file_without_usable_text_is_named(content, told, tmp_path):

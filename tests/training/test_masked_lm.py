@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.masking import MaskingCollator
+from hf_bidir.finetune.data.text_data import MaskingCollator
 from tests.training.checkpoints_of_others import checkpoint_of
 from training.masked_lm import main
 

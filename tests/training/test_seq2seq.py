@@ -84,7 +84,7 @@ def test_a_checkpoint_is_trained_on_if_it_has_all_weights_and_beams_evaluate_it(
     [
         ("--max_target_length 3", r"expected targets of at most 3 tokens .* in the train split"),
         ("--target_column goal", r"no column goal; its columns are: source, target. .*--target_column"),
-        ("--target_column source", "expected different columns for source and target; both are source"),
+        ("--target_column source", "expected different columns for source and target; got source"),
         ("--attn_scope local-m", r'attn_window of at least 1 for attn_scope="local-m"'),
         ("--predict_with_generate false", "choose --metric_for_best_model loss"),
     ],

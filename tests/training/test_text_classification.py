@@ -177,7 +177,6 @@ def test_texts_longer_than_the_positions_behind_the_padding_are_refused(texts, t
             ["--dataloader_drop_last", "true", "--per_device_train_batch_size", "49"],
             "at least 49 training rows .* got 48",
         ),
-        (["--masked_lm_weight", "-1"], "masked_lm_weight of at least 0; got -1"),
         (["--model_name_or_path", "{tmp}"], "shape a model from scratch"),
         (["--resume_from_checkpoint", "{tmp}"], "expected auto, never or the folder of a Trainer checkpoint"),
         (["--train_file", "nowhere.csv"], "expected a data file at nowhere.csv"),
@@ -215,12 +214,3 @@ def test_new_weights_spread_as_asked_and_look_through_a_window(texts, tmp_path):
     far = (positions - positions[:, None]).abs() > 2
     assert (coefficients[:, far] == 0).all()
     assert (coefficients[:, ~far] != 0).all()
-
-
-def test_guessing_masked_words_too_adds_to_the_loss_and_no_weights(texts, tmp_path):
-    plain, joint = tmp_path / "plain", tmp_path / "joint"
-    main([*texts, *SHAPE, *RUN, *BRIEF, "--output_dir", str(plain)])
-    main([*texts, *SHAPE, *RUN, *BRIEF, "--masked_lm_weight", "0.5", "--output_dir", str(joint)])
-    shapes = [{k: v.shape for k, v in load_file(folder / "model.safetensors").items()} for folder in (plain, joint)]
-    assert shapes[0] == shapes[1]
-    assert losses(joint)[1] > losses(plain)[1] + 1

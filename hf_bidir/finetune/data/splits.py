@@ -1,26 +1,42 @@
-"""Train, validation and test split in one form: an input column, integer labels, and the classes' names."""
+"""Train, validation and test split in one form: input columns, and for classifiers integer labels and their names."""
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, concatenate_datasets
+from datasets import ClassLabel, Dataset, Image, Value, concatenate_datasets
 from sklearn.model_selection import train_test_split
 
-from hf_bidir.common.errors import InputError, as_input_error, did_you_mean
-from hf_bidir.finetune.arguments import LabelledDataArguments, SourceArguments
-from hf_bidir.finetune.data.labels import check_known, classes_of, labels_of, values_of
-from hf_bidir.finetune.data.problems import Problems, quoted
+from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.finetune.arguments import LabelledDataArguments, SourceArguments, UnlabelledDataArguments
+from hf_bidir.finetune.data.checks import BadRows, find_column, listed
 from hf_bidir.finetune.data.sources import read_hub
 
 logger = logging.getLogger(__name__)
 
-LABELS = ("label", "labels")
-HELD_OUT = "cannot hold out a validation split; give --validation_file or a larger --validation_share: "
-Check = Callable[[str, Dataset, Problems], None]
+
+@dataclass(frozen=True)
+class Column:
+    """A column that a task needs.
+
+    Attributes:
+        name: in the result; the option `--<name>_column` chooses another one of the data.
+        guesses: its usual names in data.
+        kind: the feature that it becomes; None keeps its own.
+        read: reads a file that has it.
+        unusable: the rows of a split without a usable entry, from the rows and the names of split and column.
+    """
+
+    name: str
+    guesses: tuple[str, ...]
+    kind: Value | Image | None
+    read: Callable[[str], Dataset] | None = None
+    unusable: Callable[[Dataset, str, str], list[int]] | None = None
+
+
+LABEL = Column("label", ("label", "labels"), None)
 
 
 @dataclass
@@ -39,8 +55,8 @@ class Splits:
     train: Dataset
     validation: Dataset
     test: Dataset | None
-    names: list[str]
-    notes: list[str]
+    names: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
 
     def __iter__(self):
@@ -48,9 +64,9 @@ class Splits:
         pairs = (("train", self.train), ("validation", self.validation), ("test", self.test))
         return ((name, split) for name, split in pairs if split is not None)
 
-    def map(self, function: Callable[[Dataset], Dataset]) -> "Splits":
-        """The same splits, each passed through `function`."""
-        return replace(self, **{name: function(split) for name, split in self})
+    def map(self, function: Callable, **options: Any) -> "Splits":
+        """`Dataset.map` of every split."""
+        return replace(self, **{name: split.map(function, **options) for name, split in self})
 
     def note(self, sentence: str) -> None:
         """Add a note, and log it."""
@@ -65,226 +81,192 @@ class Splits:
         return {name: float(count / counts.sum()) for name, count in zip(self.names, counts, strict=True)}
 
 
-def raw_splits(
-    data: SourceArguments,
-    read_file: Callable[[str], Dataset],
-    prepare: Callable[[str, Dataset], Dataset] = lambda name, part: part,
-) -> dict[str, Dataset]:
-    """The splits that `data` names, each part passed through `prepare`; files override a data set name.
+def raw_splits(data: SourceArguments, *columns: Column) -> dict[str, Dataset]:
+    """The splits that `data` names, with these columns alone; files override a data set name.
 
     Raises:
-        InputError: there is no training data, or something named does not exist or cannot be read.
+        InputError: there is no training data, or something named does not exist, cannot be read or lacks a column.
     """
-    if "train" in data.files:
-        files = {name: [file] if isinstance(file, str) else file for name, file in data.files.items()}
-        parts = {name: [prepare(name, read_file(file)) for file in chosen] for name, chosen in files.items()}
-        return {name: concatenate_datasets(part) if len(part) > 1 else part[0] for name, part in parts.items()}
-    if data.files:
+    files = data.files
+    if files and "train" not in files:
         raise InputError("expected --train_file beside --validation_file and --test_file")
-    if not data.dataset_name:
+    if not files and not data.dataset_name:
         raise InputError("expected training data: give --train_file or --dataset_name; see --help")
-    return {name: prepare(name, split) for name, split in read_hub(data.dataset_name, data.dataset_config).items()}
+    if not files:
+        hub = read_hub(data.dataset_name, data.dataset_config)
+        return {name: selected(split, name, data, *columns) for name, split in hub.items()}
+    raw = {}
+    for name, paths in files.items():
+        paths = [paths] if isinstance(paths, str) else paths
+        tables = [selected(columns[0].read(path), name, data, *columns) for path in paths]
+        raw[name] = concatenate_datasets(tables)
+    return raw
 
 
-def labelled_splits(
-    raw: dict[str, Dataset],
-    data: LabelledDataArguments,
-    column: str | None,
-    guesses: tuple[str, ...],
-    check: Check | None = None,
-) -> Splits:
-    """Reduce the splits to input and label, check the labels, and hold out a validation split if needed.
+def selected(split: Dataset, name: str, data: SourceArguments, *columns: Column) -> Dataset:
+    """The columns of a split under their names in the result, each of its kind. Raises InputError if one is missing."""
+    where = f"the {name} split"
+    renamed = {}
+    for column in columns:
+        chosen = getattr(data, f"{column.name}_column", None)
+        original = find_column(where, split, chosen, column)
+        if original in renamed:
+            raise InputError(f"expected different columns for {renamed[original]} and {column.name}; got {original}")
+        renamed[original] = column.name
+    split = split.select_columns(list(renamed)).rename_columns(renamed)
+    for column in columns:
+        if column.kind is not None and split.features[column.name] != column.kind:
+            with as_input_error(f"expected {column.name}s in that column of {where}: ", Exception):
+                split = split.cast_column(column.name, column.kind)
+    return split
+
+
+def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column: Column) -> Splits:
+    """Check inputs and labels, and hold out a validation split if there is none.
 
     Args:
-        raw: "train", and "validation" and "test" if they exist.
-        column, guesses: the input column, or else its usual names; the first of these is its name in the result.
-        check: adds the rows without a usable input to the problems; texts are always checked.
+        raw: splits with the input column and `label`: "train", and "validation" and "test" if they exist.
 
     Raises:
-        InputError: a missing column, an empty split, or rows without input or label, or whose label is unknown in the
-            training split, too rare, or another only by case or blanks. One error names them all.
+        InputError: labels that are no classes, fewer than two classes, or rows without input or label, or whose label
+            is unknown in the training split or too rare; one error names all rows.
     """
-    raw, problems = select_columns(
-        raw, data.files, {guesses[0]: (column, guesses), "label": (data.label_column, LABELS)}
-    )
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    labels = _labels(raw, guesses[0], check, problems, has_names=bool(data.class_names))
-    order, names = classes_of(raw["train"], labels["train"], data, "validation" in raw, problems)
-    for name in raw.keys() - {"train"}:
-        check_known(name, labels[name], order, "train split", problems)
-    notes += problems.settle(data.drop_bad_rows)
-    raw = {name: _indexed(split, labels[name], order, problems.usable(name)) for name, split in raw.items()}
-    if "validation" not in raw:
-        raw["train"], raw["validation"] = _hold_out(raw["train"], data.validation_share, data.split_seed, names)
-        notes.append(
-            f"No validation split was given: {len(raw['validation'])} training rows "
-            f"({data.validation_share:.0%}, stratified by class, split seed {data.split_seed}) were held out."
-        )
-    _sample_training(raw, data, notes)
+    bad = BadRows(data.files, data.drop_bad_rows)
+    raw = {name: _with_label_texts(split, name, column, bad) for name, split in raw.items()}
+    values = _classes(raw["train"]["label"][:], bad, hold_out="validation" not in raw)
+    names = data.class_names or values
+    if len(values) < 2:
+        raise InputError(f"expected at least two classes (of images: one folder per class); got {values}")
+    if not len(values) == len(names) == len(set(names)):
+        raise InputError(f"expected {len(values)} different class names, for the labels {listed(values)}; got {names}")
+    raw, left_out = _encoded(raw, values, bad)
+    notes += left_out
     if "test" not in raw:
         notes.append("There was no test split with labels, so there are no test numbers.")
-    return _splits(raw, notes, names, order)
+    return finished(raw, data, notes, names, values)
 
 
-def unlabelled_splits(raw: dict[str, Dataset], data: SourceArguments, notes: Sequence[str] = ()) -> Splits:
-    """Splits without classes; rows of the training split are held out if there is no other validation split.
+def labelled_split(
+    split: Dataset, name: str, data: LabelledDataArguments, column: Column, orders: list[list[str]]
+) -> Dataset:
+    """A split whose labels are classes of a model, in the first of these orders that has one; errors as above."""
+    bad = BadRows(data.files, data.drop_bad_rows)
+    split = _with_label_texts(split, name, column, bad)
+    present = set(split["label"])
+    values = next((order for order in orders if present.intersection(order)), orders[0])
+    raw, notes = _encoded({name: split}, values, bad)
+    for note in notes:
+        logger.warning(note)
+    return raw[name]
+
+
+def finished(
+    raw: dict[str, Dataset],
+    data: SourceArguments,
+    notes: list[str],
+    names: Sequence[str] = (),
+    values: Sequence[str] = (),
+) -> Splits:
+    """The splits; rows of the training split are held out if there is no other validation split.
+
+    Args:
+        notes: on the data so far.
+        names, values: of the classes, if there are any.
 
     Raises:
         InputError: an empty split, or too few rows to hold some out.
     """
-    raw, notes = dict(raw), list(notes)
+    raw = dict(raw)
     for name, split in raw.items():
         if len(split) == 0:
-            raise InputError(f"the {name} split is empty; expected at least one row")
+            raise InputError(f"the {name} split has no row that can be used")
     if "validation" not in raw:
-        train = raw["train"]
-        if len(train) < 2:
-            raise InputError(
-                "expected at least two rows, one of them to be held out; there is one. Give --validation_file, or for "
-                "a text file another --sample_by, where the script has it"
-            )
-        with as_input_error(HELD_OUT):
-            rows = Dataset.from_dict({"row": range(len(train))}).train_test_split(
-                data.validation_share, seed=data.split_seed
-            )
-        notes.append(f"{len(rows['test'])} of {len(train)} rows were held out for the evaluation.")
-        # keep the order of the file, because lines of one text are adjacent
-        raw["train"], raw["validation"] = (train.select(sorted(rows[part]["row"])) for part in ("train", "test"))
-    _sample_training(raw, data, notes)
-    return _splits(raw, notes)
-
-
-def labelled_split(
-    split: Dataset,
-    data: LabelledDataArguments,
-    column: str | None,
-    guesses: tuple[str, ...],
-    names: list[str],
-    name: str,
-    values: list[str] | None = None,
-    file: str | None = None,
-    check: Check | None = None,
-) -> Dataset:
-    """A single split whose labels are classes of a model.
-
-    Args:
-        column, guesses, check: as in `labelled_splits`.
-        names: the classes of the model.
-        name, file: of the split, for errors.
-        values: what stood for each class in the data that the model was trained on, as its record says.
-
-    Raises:
-        InputError: a missing column, an empty split, or rows without input, without label, or with a label that the
-            model does not have. One error names them all.
-    """
-    columns = {guesses[0]: (column, guesses), "label": (data.label_column, LABELS)}
-    raw, problems = select_columns({name: split}, {name: file} if file else {}, columns)
-    labels = _labels(raw, guesses[0], check, problems, has_names=True)[name]
-    order = values_of(set(labels), names, values)
-    check_known(name, labels, order, "model", problems)
-    for note in problems.settle(data.drop_bad_rows):
-        logger.warning(note)
-    return _indexed(raw[name], labels, order, problems.usable(name))
-
-
-def select_columns(
-    raw: Mapping[str, Dataset], files: Mapping[str, str], wanted: dict[str, tuple[str | None, tuple[str, ...]]]
-) -> tuple[dict[str, Dataset], Problems]:
-    """Selected columns, renamed to their roles, and the problems so far: a missing column, which is left out.
-
-    Args:
-        files: the file of each split that has one, for errors.
-        wanted: for each role the column that was given, or None, and the guesses, as in `find_column`.
-    """
-    selected: dict[str, Dataset] = {}
-    problems = Problems(selected, files)
-    for name, split in raw.items():
-        if len(split) == 0:
-            problems.column(name, f"{problems.title(name)} is empty; expected at least one row")
-        roles: dict[str, str] = {}
-        for role, choice in wanted.items():
-            try:
-                column = find_column(problems.title(name), split, *choice, role)
-            except InputError as error:
-                problems.column(name, str(error))
-                continue
-            if column in roles:
-                both = f"expected different columns for {roles[column]} and {role}; both are {column}"
-                problems.column(name, both)
-            roles.setdefault(column, role)
-        renamed = {old: new for old, new in roles.items() if old != new}
-        selected[name] = split.select_columns(list(roles)).rename_columns(renamed)
-    return selected, problems
-
-
-def find_column(where: str, split: Dataset, chosen: str | None, guesses: tuple[str, ...], role: str) -> str:
-    """The chosen column, or the first existing one of `guesses`.
-
-    Raises:
-        InputError: there is none; the message names the split, `where`, and the option --<role>_column.
-    """
-    candidates = (chosen,) if chosen else guesses
-    for candidate in candidates:
-        if candidate in split.column_names:
-            return candidate
-    raise InputError(
-        f"{where} has no column {' or '.join(candidates)}; its columns are: {', '.join(split.column_names)}. "
-        f"Choose one with --{role}_column." + did_you_mean(candidates[0], split.column_names)
-    )
-
-
-def check_texts(name: str, split: Dataset, role: str, problems: Problems) -> None:
-    """Add rows without a text in the column `role` to the problems; nothing if the split lacks the column."""
-    texts = split[role][:] if role in split.column_names else []
-    if other := [text for text in texts if text is not None and not isinstance(text, str)]:
-        holds = f"expected texts as {role}; the column holds {quoted(other[:1])}"
-        problems.column(name, f"{problems.title(name)}: {holds}. Choose another with --{role}_column.")
-    else:
-        problems.add(name, f"no {role}", [row for row, text in enumerate(texts) if not (text and text.strip())])
-
-
-def _labels(
-    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems, has_names: bool
-) -> dict[str, list[str | None]]:
-    """The label of each row as text; rows without input or label are problems. A column of other labels gives none."""
-    for name, split in raw.items():
-        if role == "text":
-            check_texts(name, split, role, problems)
-        elif check and role in split.column_names:
-            check(name, split, problems)
-    return {
-        name: labels_of(name, split, problems, has_names) if "label" in split.column_names else []
-        for name, split in raw.items()
-    }
-
-
-def _indexed(split: Dataset, labels: Sequence[str | None], order: Sequence[str], rows: list[int]) -> Dataset:
-    """These rows of a split, with the index of the class as label."""
-    index: dict[Any, int] = {value: index for index, value in enumerate(order)}
-    if len(rows) < len(split):
-        split = split.select(rows)
-    return split.remove_columns("label").add_column("label", [index[labels[row]] for row in rows])
-
-
-def _sample_training(raw: dict[str, Dataset], data: SourceArguments, notes: list[str]) -> None:
+        notes.append(_hold_out(raw, data, raw["train"]["label"][:] if names else None))
     most = data.max_train_samples
     if most and most < len(raw["train"]):
         raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(most))
         notes.append(f"Trained on a random sample of {most} rows only.")
-
-
-def _splits(raw: dict[str, Dataset], notes: list[str], names: Sequence[str] = (), values: Sequence[str] = ()) -> Splits:
-    splits = Splits(raw["train"], raw["validation"], raw.get("test"), list(names), [], list(values))
+    splits = Splits(raw["train"], raw["validation"], raw.get("test"), list(names), values=list(values))
     for note in notes:
         splits.note(note)
     return splits
 
 
+def without_test(raw: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Train and validation; the test split is used as validation where there is no other."""
+    test = raw.pop("test", None)
+    return raw if test is None else {"validation": test} | raw
+
+
+def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
+    """The splits with at most `max_eval_samples` rows of validation, and a note on the sample."""
+    most = data.max_eval_samples
+    if most is not None and len(splits.validation) > most:
+        splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(most))
+        note = f"Evaluated on a random sample of {most}."
+        if note not in splits.notes:
+            splits.notes.append(note)
+    return splits
+
+
+def _with_label_texts(split: Dataset, name: str, column: Column, bad: BadRows) -> Dataset:
+    """The split with its labels as texts, None for none; rows without input or label are bad."""
+    bad.check(name, split, column)
+    values, feature = split["label"][:], split.features["label"]
+    if isinstance(feature, ClassLabel):
+        labels = [None if value is None or value < 0 else feature.int2str(value) for value in values]
+    else:
+        labels = [_label_text(value) for value in values]
+    bad.add(name, "no label", [row for row, label in enumerate(labels) if label is None])
+    return split.remove_columns("label").add_column("label", labels, feature=Value("string"))
+
+
+def _label_text(value: Any) -> str | None:
+    """A label as text, the same for 1 and 1.0; None for an empty one."""
+    if value is None or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | int):
+        raise InputError(f"expected integers or names as labels; got {value!r}")
+    return str(value) if str(value).strip() else None
+
+
+def _classes(labels: Sequence[str | None], bad: BadRows, hold_out: bool) -> list[str]:
+    """The labels of usable training rows: integers by size, others by letters; where rows are held out, rows of a class
+    without another row are bad."""
+    unusable = bad.of("train")
+    rows = {}
+    for row, label in enumerate(labels):
+        if row not in unusable:
+            rows.setdefault(label, []).append(row)
+    if hold_out:
+        rare = [label for label in rows if len(rows[label]) == 1]
+        problem = "no other row of its class, so none can be held out for validation"
+        bad.add("train", problem, [rows.pop(label)[0] for label in rare])
+    try:
+        return sorted(rows, key=int)
+    except ValueError:
+        return sorted(rows)
+
+
+def _encoded(raw: dict[str, Dataset], values: list[str], bad: BadRows) -> tuple[dict[str, Dataset], list[str]]:
+    """The usable rows of the splits with the indices of `values` as labels, and notes; another label is a problem."""
+    for name, split in raw.items():
+        labels = split["label"][:]
+        unknown = [row for row, label in enumerate(labels) if label not in values]
+        different = sorted({str(labels[row]) for row in unknown})
+        bad.add(name, f"unknown labels {listed(different)}; known are {listed(values)}", unknown)
+    raw, notes = bad.settle(raw)
+    classes = ClassLabel(names=values)
+    return {name: split.cast_column("label", classes) for name, split in raw.items()}, notes
+
+
 def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
     """Replace a test split whose labels are all -1 (GLUE hides them) by the validation split; return notes."""
-    test = raw.get("test")
-    if test is None or "label" not in test.column_names or set(test["label"]) != {-1}:
+    if "test" not in raw or set(raw["test"]["label"]) != {-1}:
         return []
     del raw["test"]
     if "validation" not in raw:
@@ -293,16 +275,16 @@ def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
     return ["The data set hides its test labels: its validation split became the test split."]
 
 
-def _hold_out(train: Dataset, share: float, seed: int, names: list[str]) -> tuple[Dataset, Dataset]:
-    """Split rows off the training split, stratified by class."""
-    counts = np.bincount(train["label"], minlength=len(names))
-    held_out = math.ceil(share * len(train))
-    if not len(names) <= held_out <= len(train) - len(names):
-        rarest = int(counts.argmin())
-        raise InputError(
-            f"cannot hold out {held_out} of {len(train)} rows for validation: both parts need each of the {len(names)} "
-            f'classes, of which "{names[rarest]}" has the fewest rows, {counts[rarest]}. Give '
-            "--validation_file, another --validation_share, or more rows of the small classes."
-        )
-    rows = train_test_split(np.arange(len(train)), test_size=share, random_state=seed, stratify=train["label"][:])
-    return train.select(sorted(rows[0])), train.select(sorted(rows[1]))
+def _hold_out(raw: dict[str, Dataset], data: SourceArguments, classes: list[int] | None) -> str:
+    """Move rows of the training split, in their order, into a validation split; return a note."""
+    train, share, seed = raw["train"], data.validation_share, data.split_seed
+    rows = np.arange(len(train))
+    with as_input_error("cannot hold out rows; give --validation_file or another --validation_share: "):
+        rest, held_out = train_test_split(rows, test_size=share, random_state=seed, stratify=classes)
+    raw["train"] = train.select(sorted(rest))
+    raw["validation"] = train.select(sorted(held_out))
+    how = "stratified by class, " if classes else ""
+    return (
+        f"No validation split was given: {len(held_out)} training rows ({share:.0%}, {how}split seed {seed}) were "
+        "held out."
+    )

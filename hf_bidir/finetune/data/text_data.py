@@ -1,104 +1,85 @@
-"""Texts with classes, and pairs of texts: read, check, tokenize."""
+"""Texts with classes, pairs of texts, and plain text: read, and made into tokens."""
 
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from datasets import Dataset, Value
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import PairDataArguments, TextDataArguments
-from hf_bidir.finetune.data.overlap import Repeats, find_repeats
-from hf_bidir.finetune.data.problems import quoted
+from hf_bidir.finetune.arguments import PairDataArguments, TextDataArguments, UnlabelledDataArguments
+from hf_bidir.finetune.data.checks import BadRows
+from hf_bidir.finetune.data.image_data import batch_generator
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.data.splits import (
-    Splits,
-    check_texts,
-    labelled_split,
-    labelled_splits,
-    raw_splits,
-    select_columns,
-    unlabelled_splits,
-)
+from hf_bidir.finetune.data.splits import LABEL, Column, Splits, finished, labelled_splits, raw_splits, without_test
 
 logger = logging.getLogger(__name__)
 
-TEXT_COLUMNS = ("text", "sentence")
-MOST_CHARACTERS = 20_000_000  # searched for repeated texts without --remove_repeated, which takes seconds
+JOINED = 10_000  # texts joined at once
+Rows = TypeVar("Rows", Dataset, Splits)
+
+
+def has_text(text: str | None) -> bool:
+    """Whether there is more than blanks."""
+    return bool(text and text.strip())
+
+
+def blank_rows(split: Dataset, name: str, column: str) -> list[int]:
+    """The rows without a text."""
+    return [row for row, text in enumerate(split[column]) if not has_text(text)]
+
+
+STRING = Value("string")
+TEXT = Column("text", ("text", "sentence"), STRING, read_table, blank_rows)
+SIDES = [Column(name, (name,), STRING, read_table, blank_rows) for name in ("source", "target")]
 
 
 def read_texts(data: TextDataArguments) -> Splits:
-    """Read the splits with the columns `text` and `label`; repeated texts are noted, or removed.
+    """Read the splits with the columns `text` and `label`; errors as in `labelled_splits`."""
+    return labelled_splits(raw_splits(data, TEXT, LABEL), data, TEXT)
+
+
+def read_pairs(data: PairDataArguments) -> Splits:
+    """Read the splits with the columns `source` and `target`.
 
     Raises:
-        InputError: the data cannot be used; see `labelled_splits`.
+        InputError: the data cannot be used: no such file or column, or a row without a text.
     """
-    splits = labelled_splits(raw_splits(data, read_table), data, data.text_column, TEXT_COLUMNS)
-    texts = {name: split["text"][:] for name, split in splits}
-    if not data.remove_repeated and sum(map(len, chain(*texts.values()))) > MOST_CHARACTERS:
-        return splits
-    for name, repeats in find_repeats(texts).items():
-        if not (count := sum(repeats.removed.values())):
-            continue
-        why = ", ".join(f"{reason}: {number}" for reason, number in repeats.removed.items() if number)
-        done = "were removed" if data.remove_repeated else "were kept; --remove_repeated removes them"
-        splits.note(
-            f"{count} of {len(texts[name])} {name} texts repeat a text of an earlier split ({why}). They {done}."
-        )
-        if data.remove_repeated:
-            setattr(splits, name, without_repeats(name, getattr(splits, name), repeats))
-    return splits
+    raw, bad = raw_splits(data, *SIDES), BadRows(data.files, data.drop_bad_rows)
+    for name, split in raw.items():
+        for column in SIDES:
+            bad.check(name, split, column)
+    raw, notes = bad.settle(raw)
+    if "test" not in raw:
+        notes.append("There was no test split, so there are no test numbers.")
+    return finished(raw, data, notes)
 
 
-def without_repeats(name: str, split: Dataset, repeats: Repeats) -> Dataset:
-    """The rows of a split that repeat no text of an earlier split. Raises InputError if there are none."""
-    if not repeats.kept:
-        raise InputError(f"every text of the {name} split repeats a text of an earlier split; none would be left")
-    return split.select(repeats.kept)
+def read_documents(data: UnlabelledDataArguments) -> Splits:
+    """Read train and validation with the column `text`, without blank rows.
+
+    Raises:
+        InputError: no data, no such file or column, or nothing but empty texts.
+    """
+    reader = partial(read_table, sample_by=getattr(data, "sample_by", "line"))
+    raw = without_test(raw_splits(data, replace(TEXT, read=reader)))
+    raw = {name: split.filter(has_text, input_columns="text") for name, split in raw.items()}
+    return finished(raw, data, [])
 
 
-def read_text_split(
-    file: str, data: TextDataArguments, names: list[str], name: str, values: list[str] | None = None
-) -> Dataset:
-    """Read one split alone, `text` and `label`, for a model with the classes `names`; see `labelled_split`."""
-    return labelled_split(read_table(file), data, data.text_column, TEXT_COLUMNS, names, name, values, file)
-
-
-def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
-    """The splits with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
-    return splits.map(lambda split: tokenize_split(split, tokenizer, max_length))
-
-
-def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokenize one split as `tokenize` does."""
+def tokenize(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Rows:
+    """The rows with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
         return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
 
-    return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
-
-
-def read_pairs(data: PairDataArguments) -> Splits:
-    """Read the splits with the columns `source` and `target`; integers become text.
-
-    Raises:
-        InputError: the data cannot be used: no such file or column, an empty split, a row without a text.
-    """
-    columns: tuple[tuple[str, str | None], ...] = (("source", data.source_column), ("target", data.target_column))
-    wanted: dict[str, tuple[str | None, tuple[str, ...]]] = {role: (column, (role,)) for role, column in columns}
-    raw, problems = select_columns(raw_splits(data, read_table), data.files, wanted)
-    for name, split in raw.items():
-        for role in split.column_names:
-            kind = split.features[role]
-            if isinstance(kind, Value) and kind.dtype.startswith(("int", "uint")):
-                raw[name] = raw[name].cast_column(role, Value("string"))
-            check_texts(name, raw[name], role, problems)
-    notes = problems.settle(data.drop_bad_rows)
-    notes += [] if "test" in raw else ["There was no test split, so there are no test numbers."]
-    return unlabelled_splits({name: split.select(problems.usable(name)) for name, split in raw.items()}, data, notes)
+    return rows.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
 
 
 def tokenize_pairs(
@@ -118,19 +99,54 @@ def tokenize_pairs(
         encoded = tokenizer(sources, truncation=True, max_length=max_length, return_token_type_ids=False)
         return {**encoded, "labels": tokenizer(text_target=batch["target"], verbose=False)["input_ids"]}
 
-    tokenized = splits.map(
-        lambda split: split.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
-    )
+    tokenized = splits.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
     for name, split in tokenized:
-        lengths = list(map(len, split["labels"]))
-        if (longest := max(lengths)) > max_target_length:
-            target = getattr(splits, name)[lengths.index(longest)]["target"]
+        longest = max(map(len, split["labels"]))
+        if longest > max_target_length:
             raise InputError(
-                f"expected targets of at most {max_target_length} tokens (--max_target_length); in the {name} split "
-                f"{sum(length > max_target_length for length in lengths)} are longer, at most {longest}: "
-                f"{quoted([target])}"
+                f"expected targets of at most {max_target_length} tokens (--max_target_length); the longest in the "
+                f"{name} split has {longest}"
             )
     return tokenized
+
+
+def cut_into_snippets(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
+    """Each text cut into snippets of at most `max_length` tokens, as `input_ids` and `attention_mask`."""
+    options = {"return_overflowing_tokens": True, "return_token_type_ids": False}
+
+    def cut(batch: dict[str, list]) -> dict[str, list]:
+        windows = tokenizer(batch["text"], truncation=True, max_length=max_length, **options)
+        return {name: windows[name] for name in ("input_ids", "attention_mask")}
+
+    return splits.map(cut, batched=True, remove_columns="text", desc="cutting snippets")
+
+
+def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, size: int) -> Splits:
+    """The texts, each with an end token, joined and cut into blocks of `size` tokens, as `input_ids` and `labels`.
+
+    What is left of each `JOINED` texts is dropped.
+
+    Raises:
+        InputError: the tokenizer has no end token, or a split has fewer tokens than a block.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InputError("expected a tokenizer with a token that ends a text (eos_token), which parts joined texts")
+
+    def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
+        tokens = [*chain.from_iterable(ids if ids and ids[-1] == end else [*ids, end] for ids in rows)]
+        blocks = [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
+        return {"input_ids": blocks, "labels": blocks}
+
+    options = {"batched": True, "batch_size": JOINED, "remove_columns": "text"}
+    blocks = splits.map(cut, desc=f"cutting blocks of {size} tokens", **options)
+    for name, split in blocks:
+        if len(split) == 0:
+            raise InputError(
+                f"the {name} split has fewer tokens than one block of {size}; give more text or a shorter block"
+            )
+    return blocks
 
 
 def fit_max_length(
@@ -147,5 +163,19 @@ def fit_max_length(
         setattr(data, option, length := positions)
     if length <= 2 or (positions is not None and length > positions):
         most = f" and at most {positions}, the positions that {source or 'the model'} has" if positions else ""
-        fitting = f"; pass --{option} {positions}" if positions else ""
-        raise InputError(f"expected {option} to be above 2{most}; got {length}{fitting}")
+        raise InputError(f"expected --{option} above 2{most}; got {length}")
+
+
+@dataclass
+class MaskingCollator:
+    """Masks random tokens; the same batch always gets the same masks, so evaluations are comparable."""
+
+    tokenizer: PreTrainedTokenizerBase
+    mask_share: float = 0.15
+
+    def __call__(self, examples: list[dict]) -> dict:
+        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share)
+        seed = batch_generator(bytes(str(example["input_ids"]), "ascii") for example in examples).initial_seed()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the accelerators too
+            return masking(examples)

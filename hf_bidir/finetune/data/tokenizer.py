@@ -7,15 +7,12 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_bidir.common.errors import InputError
-
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 UNITS = {
     "word": pre_tokenizers.BertPreTokenizer(),
     "character": pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
 }
 END_OF_TEXT = "<|endoftext|>"
-MOST_WORDS = 2**31  # more than any texts have
 MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
 
 
@@ -35,8 +32,7 @@ def train_wordpiece(
     for text in texts:
         counts.update(normalizer.normalize_str(text))
     del counts[" "]
-    frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
-    alphabet = sorted(frequent)
+    alphabet = sorted(dict(counts.most_common(MAX_ALPHABET)))
     # The trainer numbers "##a", "##b", ... in the order of a hash map, and breaks ties between merges by
     # number, so that two runs learn two vocabularies. As special tokens they are numbered first, in our
     # order; the rebuilt model below knows them as ordinary entries again.
@@ -61,19 +57,19 @@ def train_wordpiece(
 def train_byte_level(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE (Radford et al. 2019), which encodes any text and has no unknown token.
 
-    Arguments as in `train_wordpiece`. One special token begins, ends and pads texts.
-
-    Raises:
-        InputError: a vocabulary that does not hold the 256 bytes.
+    Arguments as in `train_wordpiece`; the vocabulary always holds the 256 bytes. One special token begins, ends and
+    pads texts.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size <= len(alphabet):
-        raise InputError(f"expected vocab_size above {len(alphabet)}, the bytes and {END_OF_TEXT}; got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "initial_alphabet": alphabet, "show_progress": False}
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     return _fast(tokenizer, max_length, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
 
 
@@ -93,45 +89,24 @@ def train_words(
     Args:
         unit: "word", or "character", where every character is a token, spaces too.
         ends: for encoder-decoders: append [EOS] to every text, and add [BOS], the token that generation starts with.
-
-    Raises:
-        InputError: a vocabulary too small for any word.
     """
-    special = ["[PAD]", "[UNK]", *(["[BOS]", "[EOS]"] if ends else [])]
-    if vocab_size <= len(special):
-        raise InputError(f"expected vocab_size above {len(special)}, the tokens {', '.join(special)}; got {vocab_size}")
-    vocabulary = [*special, *frequent_words(texts, lowercase, unit)][:vocab_size]
-    tokenizer = _by_word(lowercase, unit, {word: index for index, word in enumerate(vocabulary)})
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    if ends:
+        names |= {"bos_token": "[BOS]", "eos_token": "[EOS]"}
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
+    tokenizer.pre_tokenizer = UNITS[unit]
+    special = list(names.values())
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
     if unit == "character":
         tokenizer.decoder = decoders.Fuse()
     if ends:
-        end = ("[EOS]", vocabulary.index("[EOS]"))
+        end = ("[EOS]", special.index("[EOS]"))
         tokenizer.post_processor = processors.TemplateProcessing(single="$A [EOS]", special_tokens=[end])
-    names = {"bos_token": "[BOS]", "eos_token": "[EOS]"} if ends else {}
-    return _fast(tokenizer, max_length, pad_token="[PAD]", unk_token="[UNK]", **names)
+    return _fast(tokenizer, max_length, **names)
 
 
-def frequent_words(texts: Iterable[str], lowercase: bool = True, unit: str = "word") -> list[str]:
-    """All words of the texts, the most frequent first; equally frequent ones in alphabetical order."""
-    tokenizer = _by_word(lowercase, unit, {})
-    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=MOST_WORDS, show_progress=False))
-    numbers = tokenizer.get_vocab()
-    return sorted(numbers, key=lambda word: numbers[word])
-
-
-def words_of(text: str, lowercase: bool = True, unit: str = "word") -> list[str]:
-    """The words and punctuation marks of a text, or its characters."""
-    tokenizer = _by_word(lowercase, unit, {})
-    return [word for word, _ in UNITS[unit].pre_tokenize_str(tokenizer.normalizer.normalize_str(text))]
-
-
-def _by_word(lowercase: bool, unit: str, vocabulary: dict[str, int]) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
-    tokenizer.pre_tokenizer = UNITS[unit]
-    return tokenizer
-
-
-def _fast(tokenizer: Tokenizer, max_length: int, **tokens: str) -> PreTrainedTokenizerBase:
+def _fast(tokenizer: Tokenizer, max_length: int, **tokens: Any) -> PreTrainedTokenizerBase:
     names = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": max_length}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens, **names)

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
 from research.faithfulness import adversarial_attention
 from research.paper import measures
 from research.paper.cells import Cell
 from research.paper.experiments import Amount, Experiment, Settings
+from research.synthetic import SyntheticTexts, write_splits
 
 TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
 RECIPE = {

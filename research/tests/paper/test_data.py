@@ -5,9 +5,9 @@ import torch
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.overlap import find_repeats
 from research.paper.data import data_files, removed_rows
 from research.paper.experiments import GROUPS, TEXTS, VARIANTS, Experiment, mean_pooling, read_experiments
+from research.paper.repeats import find_repeats
 
 
 def test_every_experiment_of_the_repository_can_be_read():

@@ -47,7 +47,11 @@ def folder(tmp_path_factory):
 
 def experiment(kind, **options):
     folder, names, recipe = {
-        "images": ("images", ["left", "right"], {"patch_size": 4, "augment": "rand-m3-n1", "flip": False}),
+        "images": (
+            "images",
+            ["left", "right"],
+            {"image_size": 8, "patch_size": 4, "augment": "rand-m3-n1", "flip": False},
+        ),
         "bert": ("texts", ["negative", "positive"], {"vocab_size": 80, "max_length": 10, "masked_lm_weight": 0.1}),
     }[kind]
     files = {"train": "train.parquet", "test": "test.parquet"}

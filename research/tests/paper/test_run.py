@@ -13,12 +13,12 @@ from transformers import Trainer
 from benchmarks.runs import read_runs
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
-from hf_bidir.finetune.data.synthetic import SETS
 from research.paper import run
 from research.paper.cells import Cell, failures
 from research.paper.experiments import Experiment, Settings, read_experiments
 from research.paper.report import write_report
 from research.paper.run import best_rate, beyond, check, run_paper
+from research.synthetic import SETS
 from research.tests.paper.conftest import AMOUNT, RECIPE, TINY
 
 

@@ -4,10 +4,15 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_matrix, triu
+
+from hf_bidir.finetune.arguments import TextDataArguments
+from hf_bidir.finetune.data.text_data import read_texts
+from research.synthetic import write_splits
 
 BEGINNING = 100  # characters
 COMMON = 100  # texts
@@ -27,6 +32,14 @@ class Repeats:
     kept: list[int]
     removed: dict[str, int]
     duplicates: int
+
+
+def files_without_repeats(data: TextDataArguments, folder: Path) -> dict[str, Path]:
+    """Write the splits of `data`, without texts that repeat one of an earlier split, as parquet files in `folder`."""
+    splits = dict(read_texts(data))
+    for name, repeats in find_repeats({name: split["text"][:] for name, split in splits.items()}).items():
+        splits[name] = splits[name].select(repeats.kept)
+    return write_splits(splits, folder)
 
 
 def find_repeats(splits: Mapping[str, Sequence[str]], share: float = 0.5) -> dict[str, Repeats]:

@@ -1,0 +1,184 @@
+"""Labels become indices, and rows that cannot be used are named by their lines or left out."""
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import TextDataArguments
+from hf_bidir.finetune.data import sources
+from hf_bidir.finetune.data.splits import labelled_splits
+from hf_bidir.finetune.data.text_data import TEXT, read_texts
+
+TEXTS, LABELS = ["good", "bad", "fine", "poor"] * 10, ["pos", "neg"] * 20
+
+
+def write(path, texts=TEXTS, labels=LABELS, columns=("text", "label")):
+    table = Dataset.from_dict(dict(zip(columns, (texts, labels[: len(texts)]), strict=True)))
+    {".parquet": table.to_parquet, ".csv": table.to_csv, ".jsonl": table.to_json}[path.suffix](str(path))
+    return str(path)
+
+
+@pytest.fixture
+def train(tmp_path):
+    return write(tmp_path / "train.parquet")
+
+
+def read(train, **options):
+    return read_texts(TextDataArguments(train_file=train, **options))
+
+
+def test_a_tenth_of_the_training_data_is_held_out_by_class_in_order_and_the_notes_say_so(tmp_path):
+    splits = read(write(tmp_path / "train.parquet", [f"{row:02}" for row in range(40)]))
+    assert splits.class_shares() == {"neg": 0.5, "pos": 0.5}
+    assert sorted(splits.validation["label"]) == [0, 0, 1, 1]
+    assert splits.train["text"][:] == sorted(splits.train["text"])
+    assert sorted([*splits.train["text"], *splits.validation["text"]]) == [f"{row:02}" for row in range(40)]
+    assert "held out" in splits.notes[1]
+
+
+def test_a_sample_of_the_training_rows_leaves_the_validation_rows_alone(train):
+    splits = read(train, max_train_samples=8)
+    assert (len(splits.train), len(splits.validation)) == (8, 4)
+
+
+def test_class_names_name_the_sorted_label_values(tmp_path):
+    path = write(tmp_path / "train.parquet", labels=[1, -1] * 20)
+    splits = read(path, class_names=["negative", "positive"], test_file=write(tmp_path / "test.csv", ["x"], [-1]))
+    assert (splits.names, splits.values) == (["negative", "positive"], ["-1", "1"])
+    assert splits.test["label"][:] == [0]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_integers_are_the_same_labels_in_every_file_in_the_order_of_their_size(tmp_path, suffix):
+    labels = [str(row % 12 + 1) for row in range(36)]
+    path = write(tmp_path / f"train{suffix}", [f"t {row}" for row in range(36)], labels)
+    test = write(tmp_path / "test.parquet", ["x"] * 3, [1.0, 2.0, 12.0])
+    splits = read(path, validation_file=path, test_file=test)
+    assert splits.values == splits.names == [str(label) for label in range(1, 13)]
+    assert splits.test["label"][:] == [0, 1, 11]
+
+
+def test_class_labels_of_two_splits_are_matched_by_name():
+    def split(names):
+        features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+        return Dataset.from_dict({"text": ["x"] * 4, "label": [0, 1, 0, 1]}, features)
+
+    raw = {"train": split(["dog", "cat"]), "validation": split(["cat", "dog"])}
+    splits = labelled_splits(raw, TextDataArguments(), TEXT)
+    assert splits.names == ["cat", "dog"]
+    assert splits.train["label"][:] == [1, 0, 1, 0]
+    assert splits.validation["label"][:] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"train_file": None}, "--train_file or --dataset_name"),
+        ({"train_file": None, "test_file": "t.csv"}, "--train_file beside"),
+        ({"train_file": "nowhere.csv"}, "nowhere.csv"),
+        ({"text_column": "txt"}, '--text_column.*"text"'),
+        ({"text_column": "label"}, "text and label; got label"),
+        ({"label_column": "stars"}, "no column stars; its columns are: text, label"),
+        ({"class_names": ["only"]}, "2 different class names.*only"),
+        ({"class_names": ["same", "same"]}, "'same', 'same'"),
+        ({"validation_share": 0.01}, "--validation_share"),
+    ],
+)
+def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, named):
+    with pytest.raises(InputError, match=named):
+        read_texts(TextDataArguments(**({"train_file": train} | options)))
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "named"),
+    [
+        (["good", None, " ", "x"], LABELS, r"test.parquet \(the test split\), row 1, 2 \(from 0\): no text"),
+        (["x"] * 4, ["pos", "neg", "meh", "meh"], "row 2, 3 .*meh.* neg, pos"),
+        (["x"] * 4, ["pos", None, "neg", " "], r"row 1, 3 \(from 0\): no label"),
+        (["x"] * 4, [1.0, float("nan"), 0.0, 1.0], r"row 1 \(from 0\): no label"),
+        (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "0.5"),
+        (["x"] * 4, [[0, 1]] * 4, r"\[0, 1\]"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_one_clear_error(tmp_path, train, texts, labels, named):
+    with pytest.raises(InputError, match=named):
+        read(train, test_file=write(tmp_path / "test.parquet", texts, labels))
+
+
+BAD = [("", "pos"), ("two\nlines", ""), ("x", "rare")]  # lines 42, 43 and 45, after the header and 40 rows
+
+
+@pytest.fixture
+def bad_files(tmp_path):
+    """A training and a test file with rows that cannot be used."""
+    train = write(tmp_path / "train.csv", [*TEXTS, *(text for text, _ in BAD)], [*LABELS, *(label for _, label in BAD)])
+    test = write(tmp_path / "test.csv", ["x", "y", "z"], ["pos", "", "rare"])
+    return {"train_file": train, "test_file": test}
+
+
+def test_one_error_names_every_problem_of_every_split_by_the_lines_of_the_files(bad_files):
+    with pytest.raises(InputError) as error:
+        read_texts(TextDataArguments(**bad_files))
+    problems = str(error.value).splitlines()[1:-1]
+    places = [problem.split(": ")[0].removeprefix("- ") for problem in problems]
+    train, test = "train.csv (the train split), line", "test.csv (the test split), line"
+    assert places == [f"{train} 42", f"{train} 43", f"{test} 3", f"{train} 45", f"{test} 4"]
+    assert "--drop_bad_rows" in str(error.value)
+
+
+def test_rows_that_cannot_be_used_are_left_out_on_request_and_the_notes_say_which(bad_files):
+    splits = read_texts(TextDataArguments(**bad_files, drop_bad_rows=True))
+    assert sorted([*splits.train["text"], *splits.validation["text"]]) == sorted(TEXTS)
+    assert splits.test["text"][:] == ["x"]
+    assert "line 42: no text" in splits.notes[0]
+
+
+def test_a_class_of_one_row_is_no_problem_where_nothing_is_held_out(tmp_path, train):
+    path = write(tmp_path / "rare.parquet", [*TEXTS, "x"], [*LABELS, "rare"])
+    assert read(path, validation_file=train).names == ["neg", "pos", "rare"]
+
+
+def test_a_split_of_which_no_row_is_left_is_one_clear_error(tmp_path, train):
+    test = write(tmp_path / "test.parquet", ["x"] * 2, ["meh"] * 2)
+    with pytest.raises(InputError, match="test split has no row"):
+        read(train, test_file=test, drop_bad_rows=True)
+    with pytest.raises(InputError, match=r"two classes.*\['pos'\]"):
+        read(write(tmp_path / "one.parquet", labels=["pos"] * 40))
+
+
+def test_the_report_of_a_large_table_is_short(tmp_path):
+    with pytest.raises(InputError, match="line 102, 103, 104, 105, 106 and 195 more") as error:
+        read(write(tmp_path / "train.csv", ["x"] * 400, [f"{row % 300} words" for row in range(400)]))
+    assert len(str(error.value)) < 1000
+
+
+def hub(monkeypatch, column="label", **labels):
+    """Let the Hub hold one data set, with these labels in its splits."""
+    texts = {name: [f"{name} {row}" for row in range(len(of))] for name, of in labels.items()}
+    splits = {name: Dataset.from_dict({"sentence": texts[name], column: of}) for name, of in labels.items()}
+    monkeypatch.setattr(sources, "load_dataset", lambda name, config: DatasetDict(splits))
+
+
+@pytest.mark.parametrize(("column", "options"), [("label", {}), ("labels", {}), ("stars", {"label_column": "stars"})])
+def test_a_validation_split_replaces_a_test_split_without_labels_and_the_notes_say_so(monkeypatch, column, options):
+    hub(monkeypatch, column, train=[0, 1] * 10, validation=[1, 1, 0], test=[-1, -1])
+    splits = read_texts(TextDataArguments(dataset_name="glue/sst2", **options))
+    assert splits.test["label"][:] == [1, 1, 0]
+    assert ["hides its test labels" in splits.notes[0], "held out" in splits.notes[1]] == [True, True]
+    hub(monkeypatch, train=[0, 1] * 10, test=[-1, -1])
+    assert read_texts(TextDataArguments(dataset_name="some/data")).test is None
+    hub(monkeypatch, train=[0, 1], validation=[1], test=[0, 1])
+    assert [len(split) for _, split in read_texts(TextDataArguments(dataset_name="some/data"))] == [2, 1, 2]
+
+
+def test_a_data_set_that_cannot_be_used_is_one_clear_error(monkeypatch):
+    hub(monkeypatch, validation=[0, 1])
+    with pytest.raises(InputError, match="train split in 'some/data'; it has: validation"):
+        sources.read_hub("some/data", None)
+
+    def load_dataset(name, config):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(sources, "load_dataset", load_dataset)
+    with pytest.raises(InputError, match=r"'some/data'.*no network"):
+        sources.read_hub("some/data", None)
