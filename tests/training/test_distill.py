@@ -108,7 +108,6 @@ def test_healing_without_effect_says_so(bert, tmp_path, caplog):
 def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_to_the_same_weights(
     vit, tmp_path, crash
 ):
-    vit += ["--validation_share", "0.2"]
     options = [*vit, *RUN, "--flip", "--shift", "1"]
     whole = main([*options, "--output_dir", str(tmp_path / "whole")])
     assert whole["eval_relative_error"] < 0.5 * error_without_training(vit, tmp_path / "swapped")

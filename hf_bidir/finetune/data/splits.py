@@ -278,9 +278,13 @@ def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
 def _hold_out(raw: dict[str, Dataset], data: SourceArguments, classes: list[int] | None) -> str:
     """Move rows of the training split, in their order, into a validation split; return a note."""
     train, share, seed = raw["train"], data.validation_share, data.split_seed
-    rows = np.arange(len(train))
     with as_input_error("cannot hold out rows; give --validation_file or another --validation_share: "):
-        rest, held_out = train_test_split(rows, test_size=share, random_state=seed, stratify=classes)
+        if classes:
+            rows = np.arange(len(train))
+            rest, held_out = train_test_split(rows, test_size=share, random_state=seed, stratify=classes)
+        else:
+            rows = Dataset.from_dict({"row": range(len(train))}).train_test_split(share, seed=seed)
+            rest, held_out = rows["train"]["row"], rows["test"]["row"]
     raw["train"] = train.select(sorted(rest))
     raw["validation"] = train.select(sorted(held_out))
     how = "stratified by class, " if classes else ""
