@@ -29,6 +29,7 @@ from hf_bidir.explain import (
     attention_rollout,
     default_method,
     erasure,
+    erasure_by_token,
     token_scores,
 )
 from hf_bidir.explain.readout import InputFunction
@@ -71,8 +72,7 @@ def flow_rows(options: argparse.Namespace) -> list[list[str]]:
     torch.set_num_threads(1)
     scores = 2 * torch.randn(LAYERS, 1, HEADS, LENGTH, LENGTH)
     softmax, signed = list(scores.softmax(-1)), list(tanhmax(scores))
-    flow = partial(attention_flow, workers=1, progress=False)
-    tasks = {"softmax": partial(flow, softmax), "TanhMax": partial(flow, signed)}
+    tasks = {"softmax": partial(attention_flow, softmax), "TanhMax": partial(attention_flow, signed)}
     rows = [
         [f"flow, 128 tokens, 12 layers, one core: {name}", f"{seconds:.2f}", "", ""]
         for name, seconds in interleaved_medians(tasks, max(3, options.repeats // 2), warm_up=1).items()
@@ -80,7 +80,7 @@ def flow_rows(options: argparse.Namespace) -> list[list[str]]:
     layers = options.networkx_layers
     if layers:
         graph = networkx_graph(softmax[:layers])
-        ours, edmonds_karp = partial(flow, softmax[:layers]), networkx.algorithms.flow.edmonds_karp
+        ours, edmonds_karp = partial(attention_flow, softmax[:layers]), networkx.algorithms.flow.edmonds_karp
         one = partial(networkx.maximum_flow_value, graph, (layers, 0), (0, 1), flow_func=edmonds_karp)
         before, plain, after = (elapsed(task) for task in (ours, one, ours))
         seconds = {"ours": (before + after) / 2 / LENGTH, "plain": plain}
@@ -102,11 +102,10 @@ def networkx_graph(attentions: list[torch.Tensor]) -> networkx.DiGraph:
 def erasure_rows(repeats: int) -> list[list[str]]:
     model, inputs = bert_base(), sentence(64)
     rows = []
-    for how in ("renormalise", "token"):
+    for how, method in {"renormalise": erasure, "token": erasure_by_token}.items():
 
-        def call(chunk_size: int = 64, how=how) -> None:
-            cache = ForwardCache(model, inputs)
-            erasure(cache, Request(target=0), how=how, chunk_size=chunk_size, progress=False)
+        def call(chunk_size: int = 64, method=method) -> None:
+            method(ForwardCache(model, inputs), Request(target=0), chunk_size=chunk_size)
 
         tasks = {"ours": call, "plain": partial(call, chunk_size=1)}
         rows.append(row(f"leave-one-out, BERT-base, 64 tokens: {how}", interleaved_medians(tasks, repeats, warm_up=1)))

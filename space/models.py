@@ -1,5 +1,6 @@
 """The models of the Space, their examples, and explanations of one input by a model and its counterpart."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from hf_bidir.explain.result import Alignment, Explanation
 EXAMPLES = Path(__file__).resolve().parent / "examples"  # a folder of images per data set
 ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
 LONGEST = 2000  # letters of a text
-FIGURES = ("heads", "coefficients")
 LOADED = 4  # maximum checkpoints in memory
 DEFAULT, PREDICTED = "the default", "the prediction"  # as a method or a target, in place of a name
 SENTENCES = (
@@ -71,44 +71,38 @@ def examples_of(checkpoint: str) -> list[str]:
 
 
 def explanations(
-    names: list[str], given: Any, method: str, target: str, chosen: list[int] | None
-) -> tuple[list[Explanation | Alignment], list[str], list[str]]:
-    """Each model's explanation, what its scores support, and the predicted classes, empty for a given target or for
-    models without classes; where they differ, both explanations are of the first model's prediction."""
-    where = {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
-    if chosen:  # by contributions, as on the command line, where the method takes all heads together
-        where |= {"layer": chosen[0], "head": chosen[1], "method": method if takes_head(method) else None}
-    found = [explain(*loaded(name), given, figures=FIGURES, **where) for name in names]
-    aims, classes = [f"“{target}”"] * len(names), []
-    if target == PREDICTED and not isinstance(found[0], Alignment):
-        aims = ["y" if one.target is None else "its own prediction" for one in found]
-        classes = [one for one in map(predicted_class, names, found) if one is not None]
-        if len(set(classes)) > 1:
-            found[1] = explain(*loaded(names[1]), given, figures=FIGURES, **where | {"target": classes[0]})
-            aims[1] = f"“{classes[0]}”, which the first model predicts"
-    return found, aims, classes
+    names: list[str], given: Any, method: str, target: str, head: Sequence[int] = ()
+) -> tuple[list[Explanation | Alignment], list[str]]:
+    """Each model's explanation, and the predicted classes, none for a given target or for models without classes.
+
+    Where the predictions differ, both explanations are of the first model's. A layer and a head alone are explained by
+    contributions, as on the command line, where the method takes all heads together.
+    """
+    choices: dict[str, Any] = {"figures": ("coefficients", "heads")}
+    choices |= {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
+    if head:
+        takes_head = method != DEFAULT and METHODS[method].takes_head
+        choices |= {"layer": head[0], "head": head[1], "method": method if takes_head else None}
+    results = [explain(*loaded(name), given, **choices) for name in names]
+    if target != PREDICTED:
+        return results, []
+    classes = [name for name in map(predicted_class, names, results) if name is not None]
+    if len(set(classes)) > 1:
+        results[1] = explain(*loaded(names[1]), given, **choices | {"target": classes[0]})
+    return results, classes
 
 
 def verdict(classes: list[str]) -> str:
     """Whether the predictions of two models agree, in words; empty for other numbers of models."""
     if len(classes) < 2:
         return ""
-    differ = len(set(classes)) > 1
-    return (
-        f"The models differ; both are explained for “{classes[0]}”."
-        if differ
-        else f"Both models predict “{classes[0]}”."
-    )
-
-
-def takes_head(method: str) -> bool:
-    """Whether a method of the page explains a single head; the default one explains all, whatever its name."""
-    return method != DEFAULT and METHODS[method].takes_head
+    if len(set(classes)) > 1:
+        return f"The models differ; both are explained for “{classes[0]}”."
+    return f"Both models predict “{classes[0]}”."
 
 
 def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
     """The class that a classifier predicts and that was explained; None for other models."""
     model = loaded(checkpoint)[0]
-    if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
-        return None
-    return None if explanation.target is None else model.config.id2label[explanation.target]
+    classifies = "Classification" in type(model).__name__ and model.config.num_labels > 1
+    return model.config.id2label[explanation.target] if classifies else None

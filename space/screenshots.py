@@ -25,7 +25,7 @@ def main() -> None:
             _, address, _ = app.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
             visitor = browser.new_page(viewport={"width": width, "height": height})
             visitor.goto(address)
-            visitor.locator(".legend").first.wait_for()
+            visitor.locator(".hf-bidir").first.wait_for()
             visitor.evaluate("Promise.all([...document.images].map((image) => image.decode()))")
             visitor.screenshot(path=DOCS / name)
             app.close()

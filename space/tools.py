@@ -75,7 +75,7 @@ def add_tools(checkpoints: list[str]) -> None:
             other = counterpart_of(offered[model], checkpoints)
             names = [offered[model], other] if other else [offered[model]]
             given = _image(image) if takes_images(names[0]) else _text(text)
-            found, _, classes = explanations(names, given, method or DEFAULT, target or PREDICTED, None)
+            found, classes = explanations(names, given, method or DEFAULT, target or PREDICTED)
             predicted = classes or [_prediction(*one, given) for one in zip(names, found, strict=True)]
         except (ValueError, OSError) as error:
             raise gr.Error(str(error), print_exception=False) from error

@@ -106,13 +106,13 @@ FROZEN = {  # public names with their first parameters, as published
         **dict.fromkeys(("BidirRnnConfig", "BidirRnnForSequenceClassification"), ""),
     },
     "hf_bidir.explain": {
-        "attention_rollout": "attentions keep=None residual=0.5 heads='mean'",
-        "attention_flow": "attentions keep=None source=0 residual=0.5",
+        "attention_rollout": "attentions keep=None residual=0.5",
+        "attention_flow": "attentions keep=None source=0",
         "contributions": "cache request",
-        "erasure": "cache request how='renormalise'",
+        "erasure": "cache request rescale=True",
         "token_scores": "model inputs method=None target=None",
         "explain": "model processor inputs method=None",
-        **dict.fromkeys(("text_heatmap", "image_heatmap"), ""),
+        **dict.fromkeys(("image_heatmap", "score_grid"), ""),
     },
     "hf_bidir.hub": {"build_model_card": "folder", "push_checkpoint": "folder repo_id"},
 }

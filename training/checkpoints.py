@@ -335,11 +335,13 @@ def _draw_images(models: dict[str, tuple[PreTrainedModel, Any]], rows: Dataset, 
     for name, (model, processor) in models.items():
         names = model.config.id2label
         for one, label in zip(explain(model, processor, rows["image"][:], METHOD), rows["label"], strict=True):
-            scores.append(one.shown(one.scores)[1])
+            scores.append(one.shown(one.scores)[1].unflatten(0, one.example.grid))
             titles.append(f"{name.rpartition('-')[2]}\npredicted {names[one.target]}\ntrue {names[label]}")
     caption = f"{METHODS[METHOD].caption()}; y is the logit of the predicted class"
     images = np.stack(ink * len(models))
-    image_heatmap(images, torch.stack(scores), titles=titles, unit=METHODS[METHOD].unit, caption=caption, path=file)
+    unit = METHODS[METHOD].unit
+    figure = image_heatmap(images, torch.stack(scores), titles=titles, unit=unit, caption=caption)
+    figure.savefig(file, dpi=120)
 
 
 def _draw_sentence(models: dict[str, tuple[PreTrainedModel, Any]], file: Path) -> None:
@@ -350,7 +352,8 @@ def _draw_sentence(models: dict[str, tuple[PreTrainedModel, Any]], file: Path) -
     caption = "; ".join([METHODS[METHOD].caption(), *explained])
     scores = torch.stack([one.scores for one in found.values()])
     tokens = next(iter(found.values())).tokens
-    score_grid(scores, list(found), tokens, unit=METHODS[METHOD].unit, caption=caption, path=file)
+    figure = score_grid(scores, list(found), tokens, unit=METHODS[METHOD].unit, caption=caption)
+    figure.savefig(file, dpi=120)
 
 
 def publish_card(folder: Path) -> Path:

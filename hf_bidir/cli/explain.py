@@ -80,20 +80,20 @@ def explain(
     figures: Annotated[
         list[str] | None, typer.Option("--figure", help="Also heads, rollout or flow; may be given several times.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Output folder for the page and its pictures.")] = Path("explanation"),
+    output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
 
-    Prints the scores of largest magnitude and saves index.html, a page with the coefficients of one head and the
-    scores; those of an image also as coefficients.png and scores.png. A token with a positive score supports the
-    target, one with a negative score opposes it. Patches are named by row and column, counted from 0. A text that
-    exceeds the limit of a classifier is explained in windows. Put -- before a text that begins with a dash.
+    Prints the scores of largest magnitude and saves index.html, a page with the scores, and folded below them the
+    coefficients of one head. A token with a positive score supports the target, one with a negative score opposes it.
+    Patches are named by row and column, counted from 0. A text that exceeds the limit of a classifier is explained in
+    windows. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
     is added to --target. Encoder-decoders: each generated token is explained by the input; of the options only
-    --output, --top and --method (contributions, attnlrp or chefer) apply.
+    --output, --top and --method (contributions or attnlrp) apply.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 
@@ -144,7 +144,7 @@ def explain(
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
-    typer.echo(f"{done}: {', '.join(map(str, written))}")
+    typer.echo(f"{done}: {written}")
 
 
 def _check_no_file(model: Any, text: Any) -> None:

@@ -1,9 +1,8 @@
 """The table of methods of explanation, with the cost, the needs and the meaning of each; importing it is fast."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hf_bidir.common.extras import extra
 
@@ -31,7 +30,6 @@ class Method:
     unit: str
     cost: str  # passes through a model for n tokens, beside the forward pass that computes y
     function: str  # file and name, such as "erasure.erasure"
-    options: Mapping[str, Any] = field(default_factory=dict)
     layers: Literal["all", "last", "up to the last", None] = None  # used by default; None: takes no layer or head
     explains_output: bool = True  # + supports y and − opposes it; False: scores of at least 0, which only rank
     additive: bool = True  # a word's score is the sum of its pieces
@@ -47,7 +45,7 @@ class Method:
         file, name = self.function.split(".")
         with extra("explain"):
             function = getattr(import_module(f"hf_bidir.explain.methods.{file}"), name)
-        return function(cache, request, **self.options)
+        return function(cache, request)
 
     @property
     def takes_head(self) -> bool:
@@ -97,7 +95,7 @@ METHODS: dict[str, Method] = {
         "erasure.erasure", shared=True,
     ),
     "erasure-token": Method(
-        "fall of y when the token is removed from the input", "Δy", "n forward", "erasure.erasure", {"how": "token"},
+        "fall of y when the token is removed from the input", "Δy", "n forward", "erasure.erasure_by_token",
     ),
     "integrated-gradients": Method(
         "integrated gradients from {baseline}", "part of y",

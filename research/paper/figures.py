@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.explain.draw.figures import COLORS, Scale, as_array, draw_images
+from hf_bidir.explain.draw.figures import COLORS, Scale, as_array, overlay
 from hf_bidir.explain.forward import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
@@ -161,5 +161,10 @@ def overlays(runs: Mapping[str, Path], test: Path) -> Figure:
             grids = grids / grids.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(grids.dtype).tiny)
             unit = "share of the\nimage's largest"
             grids = as_array(grids)
-            draw_images(figure_row, pixels, grids, titles=titles, scale=Scale.of(grids), unit=unit)
+            scale = Scale.of(grids)
+            panels = figure_row.subplots(1, IMAGES)
+            for panel, image, grid, title in zip(panels, pixels.mean(1).numpy(), grids, titles, strict=True):
+                overlay(panel, image, grid, scale)
+                panel.set_title(title, fontsize=9)
+            scale.draw(figure_row, unit, ax=list(panels), shrink=0.9)
     return figure

@@ -40,17 +40,15 @@ POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the f
 NEUTRAL_GRADE = 2  # of a word by people, on the scale 0 to 4
 
 
-def erased(
-    model: PreTrainedModel, inputs: dict[str, Tensor], target: Target = None, how: Any = "renormalise"
-) -> Tensor:
+def erased(model: PreTrainedModel, inputs: dict[str, Tensor], target: Target = None, rescale: bool = True) -> Tensor:
     """The effect of erasing each token, `[batch, length]`."""
-    return erasure(ForwardCache(model, inputs), Request(target=target), how=how, progress=False, chunk_size=512)
+    return erasure(ForwardCache(model, inputs), Request(target=target), rescale=rescale, chunk_size=512)
 
 
 EFFECTS: dict[str, Callable[..., Tensor]] = {
     "gradient": gradient_times_input,
     "erasure": erased,
-    "zeroing": partial(erased, how="zero"),
+    "zeroing": partial(erased, rescale=False),
 }
 BATCH = 64
 WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coefficients are oriented

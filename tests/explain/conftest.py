@@ -5,6 +5,7 @@ from operator import add
 import pytest
 import torch
 import transformers
+from PIL import Image
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_bidir
@@ -112,6 +113,12 @@ def inputs_of(model):
 
 def images():
     return {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
+
+
+def picture():
+    """A picture of noise, 8 x 8 pixels."""
+    pixels = images()["pixel_values"][0].permute(1, 2, 0).mul(60).add(120).clamp(0, 255)
+    return Image.fromarray(pixels.byte().numpy())
 
 
 def random_softmax(layers: int = 3, batch: int = 2, heads: int = 2, length: int = 5, seed: int = 0):

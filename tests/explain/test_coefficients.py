@@ -9,7 +9,7 @@ from hf_bidir.explain import ForwardCache, Request, explain, read_text
 from hf_bidir.explain.coefficients import head_of_query, strongest_head
 from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import bert, family, images, pooling, tokenizer
+from tests.explain.conftest import bert, family, picture, pooling, tokenizer
 
 TEXT = "a unbelievably good film !"
 
@@ -41,18 +41,11 @@ def test_the_query_is_the_position_that_the_output_is_read_from(head, row, query
 def test_without_a_class_token_it_is_the_mean_over_all_patches():
     model = family("SiglipVisionModel", image_size=8, patch_size=2, vision_use_head=False)
     found = explain(
-        model, ViTImageProcessor(size={"height": 8, "width": 8}), images_of(model), "erasure", figures=["coefficients"]
+        model, ViTImageProcessor(size={"height": 8, "width": 8}), picture(), "erasure", figures=["coefficients"]
     )
     mean = recorded(model, found.example.inputs)[-1][0, found.coefficients.head].mean(0)
     torch.testing.assert_close(found.coefficients.values, mean)
     assert found.coefficients.query == "the mean over all queries"
-
-
-def images_of(model):
-    from PIL import Image
-
-    pixels = images()["pixel_values"][0].permute(1, 2, 0).mul(60).add(120).clamp(0, 255)
-    return Image.fromarray(pixels.byte().numpy())
 
 
 def test_a_single_query_is_named_so():

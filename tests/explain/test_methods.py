@@ -79,8 +79,8 @@ def test_layer_and_head_select_coefficients():
     expected = {
         "contributions": asked(head_contributions, model, inputs)[:, 1, 1],
         "attention": attentions[1][:, 1, 0].abs(),
-        "rollout": attention_rollout(attentions[:2], keep, heads=1)[:, 0],
-        "flow": attention_flow(attentions[:2], keep, heads=1),
+        "rollout": attention_rollout(attentions[:2], keep, head=1)[:, 0],
+        "flow": attention_flow(attentions[:2], keep, head=1),
     }
     for method, scores in expected.items():
         torch.testing.assert_close(token_scores(model, inputs, method, **chosen), scores)
@@ -107,15 +107,6 @@ def test_scores_of_an_output_per_token_start_at_its_position():
 def test_bad_input_is_one_error_with_the_expectation(options, message):
     with pytest.raises(ValueError, match=message):
         token_scores(bert(), sentences(), **options)
-
-
-def test_captions_say_which_layers_and_heads():
-    assert METHODS["contributions"].caption().endswith("all layers, all heads")
-    assert METHODS["contributions"].caption(1, 2).endswith("layer 1, head 2")
-    assert METHODS["attention"].caption(head=2).endswith("last layer, head 2")
-    assert METHODS["rollout"].caption(1).endswith("through layers 0 to 1, all heads")
-    assert METHODS["alti"].caption(1).endswith("through layers 0 to 1")
-    assert "layer" not in METHODS["erasure"].caption()
 
 
 @pytest.mark.parametrize(

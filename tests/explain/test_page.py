@@ -1,14 +1,25 @@
-"""Texts with signed scores as a page that runs nothing."""
+"""The page of an explanation, which runs nothing."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 import torch
+from transformers import ViTImageProcessor
 
-from hf_bidir.explain import text_heatmap
+from hf_bidir.explain import explain
+from hf_bidir.explain.draw.page import holds_explanation, sections_of, write_explanation
+from tests.explain.conftest import bert, picture, tokenizer, vit
 
 HOSTILE = "<script>alert(1)</script>"
+
+
+def explanation_of(scores, **fields):
+    """An explanation of a few tokens with these scores."""
+    found = explain(bert(), tokenizer(), "a good film", "erasure")
+    example = replace(found.example, tokens=list(scores), special=[False] * len(scores))
+    return replace(found, example=example, scores=torch.tensor(list(scores.values())), coefficients=None, **fields)
 
 
 class Elements(HTMLParser):
@@ -27,57 +38,64 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def colors_behind(page):
-    """Red, green and blue behind each word, from 0 to 255."""
-    return [tuple(bytes.fromhex(color)) for color in re.findall(r"<b style=\"background: #(\w{6})", page)]
-
-
 def test_positive_is_red_negative_blue_and_zero_white_on_one_scale():
-    red, blue, white = colors_behind(text_heatmap(["for", "against", "neither"], [0.5, -0.5, 0.0]))
+    page = explanation_of({"for": 0.5, "against": -0.5, "neither": 0.0}).page()
+    colors = re.findall(r"<b style=\"background: #(\w{6})", page)
+    red, blue, white = (tuple(bytes.fromhex(color)) for color in colors)
     assert red[0] > red[2]
     assert blue[2] > blue[0]
     assert min(white) > 240
     assert sum(red) == pytest.approx(sum(blue), abs=80)  # equally strong, equally dark
 
 
-def test_rows_on_one_scale_share_a_colour_bar_and_others_have_their_own():
-    shared, own = (text_heatmap(["a"], {"one": [0.2], "two": second}) for second in ([0.2], torch.tensor([0.1])))
-    assert (shared.count('class="scale"'), own.count('class="scale"')) == (1, 2)
+def test_words_carry_their_numbers_signed_only_if_some_are_negative(tmp_path):
+    def numbers(scores):
+        return re.findall(r">([^<>]+)</b><small>([^<>]+)<", explanation_of(scores).page())
+
+    signed = numbers({"for": 0.5, "against": -0.003, "weak": 5e-5})
+    assert signed == [("for", "+0.5"), ("against", "−0.003"), ("weak", "≈0")]
+    assert numbers({"a": 0.1, "b": 0.25}) == [("a", "0.1"), ("b", "0.25")]
 
 
-def test_where_nothing_is_negative_there_are_no_signs():
-    assert not re.search(r"[+−]\d", text_heatmap(["a", "b"], [0.1, 0.2]))
-
-
-def test_nothing_of_a_token_is_run_by_the_page():
+def test_nothing_of_a_text_is_run_and_nothing_comes_from_elsewhere():
     hostile = [HOSTILE, '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}"]
-    page = Elements(text_heatmap(hostile, [1.0, -1.0, 0.5], unit=HOSTILE, caption=HOSTILE))
-    assert "script" not in page.tags
-    assert "img" not in page.tags
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
-    assert all(token in page.text for token in hostile)
+    found = explanation_of(dict.fromkeys(hostile, 1.0), explained=HOSTILE, notes=[HOSTILE])
+    for shown in (found.page(), found._repr_html_()):
+        elements = Elements(shown)
+        assert not {"script", "img"} & set(elements.tags)
+        assert not [name for name, _ in elements.attributes if name.startswith("on")]
+        assert all(elements.text.count(token) >= 1 for token in hostile)
+        assert not re.search(r"(src|href)\s*=\s*[\"']?http|url\(", shown)
+    assert "default-src 'none'" in found.page()
 
 
-def test_the_page_shows_every_signed_number(tmp_path):
-    page = text_heatmap(["for", "against", "weak"], [0.5, -0.003, 5e-5], unit="a", path=tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert "default-src 'none'" in page
-    assert not re.search(r"(src|href)\s*=|url\(|https?:", page)  # nothing from elsewhere
-    assert re.findall(r">([^<>]+)</b><small>([^<>]+)<", page) == [
-        ("for", "+0.5"),
-        ("against", "−0.003"),
-        ("weak", "≈0"),
-    ]
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_its_own(kind):
+    source = (bert(), tokenizer(), "a good film")
+    if kind == "image":
+        source = (vit(), ViTImageProcessor(size={"height": 8, "width": 8}), picture())
+    found = explain(*source, "contributions", figures=["coefficients", "heads", "flow"])
+    sections = list(sections_of(found))
+    shown = [found.scores, found.coefficients.values, found.traced["flow"]]
+    limits = [found.shown(scores)[1].abs().max().item() for scores in shown]
+    assert [section.scale.limit for section in sections] == pytest.approx([*limits, found.heads.abs().max().item()])
+    assert [section.figure is not None for section in sections] == [kind == "image"] * 3 + [True]
+    for page in (found.page(), found._repr_html_()):
+        first, folded = page.split("<details>")
+        headings = [part.count("<h2>") for part in (first, folded.split("</details>")[0])]
+        assert headings == [1, 3]
+        assert first.count("How to read") == page.count("How to read") == 1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "scores", "message"),
-    [
-        ([], [], "of 0 tokens, at least one"),
-        (["a", "b"], [1.0], r"each of 2 tokens, .* the shape \(1,\)"),
-        (["a"], {"flow": [float("nan")]}, "NaN or infinity for flow"),
-    ],
-)
-def test_bad_input_is_one_error_with_the_expectation(tokens, scores, message):
-    with pytest.raises(ValueError, match=message):
-        text_heatmap(tokens, scores)
+def test_an_earlier_explanation_is_replaced_and_other_pages_are_refused(tmp_path):
+    found = explanation_of({"a": 1.0})
+    assert not holds_explanation(tmp_path / "out")
+    assert write_explanation(found, tmp_path / "out") == tmp_path / "out" / "index.html"
+    assert holds_explanation(tmp_path / "out")
+    write_explanation(replace(found, explained="another"), tmp_path / "out")
+    assert "another" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    (tmp_path / "index.html").write_text("a page of someone else")
+    for folder in (tmp_path, tmp_path / "index.html"):
+        with pytest.raises(FileExistsError, match=f"got {folder}. "):
+            write_explanation(found, folder)
+    assert (tmp_path / "index.html").read_text() == "a page of someone else"

@@ -12,7 +12,7 @@ from hf_bidir import (
     softmax,
     tanhmax,
 )
-from hf_bidir.explain import erasure, token_scores
+from hf_bidir.explain import erasure, erasure_by_token, token_scores
 from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SCORES, SCORES_ALONE
 from tests.explain.conftest import asked
 
@@ -140,7 +140,7 @@ def test_contributions_are_exact_as_are_the_effects_of_zeroed_coefficients(encod
     added = token_scores(model, batch, "contributions", 1)
     assert_close(added.sum(-1), model(**batch).logits[:, 1] - model.classifier.bias[1])
     assert (added[1, 4:] == 0).all()
-    assert_close(asked(erasure, model, batch, target=1, how="zero"), added)
+    assert_close(asked(erasure, model, batch, target=1, rescale=False), added)
 
 
 def test_erasure_drops_a_key_or_takes_the_word_from_the_text():
@@ -151,7 +151,7 @@ def test_erasure_drops_a_key_or_takes_the_word_from_the_text():
     without_key = model.classifier(model.rnn.attention(states, keep)[0])[0, 1]
     assert_close(asked(erasure, model, batch, target=1)[0, 0], logit - without_key)
     without_word = model(batch["input_ids"][:1, 1:]).logits[0, 1]
-    by_token = asked(erasure, model, batch, target=1, how="token")
+    by_token = asked(erasure_by_token, model, batch, target=1)
     assert_close(by_token[0, 0], logit - without_word)
     assert by_token[2].tolist() == [0] * 7  # a text has one word at least
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
 
 if TYPE_CHECKING:
-    from PIL import Image
+    pass
 
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 WORD_START = "▁"  # in front of the first piece of a word, in SentencePiece
@@ -31,7 +31,6 @@ class Example:
         truncated: word pieces that were cut off.
         whole: whether tokens are segments, which erasure removes as a whole.
         grid: rows and columns of patches.
-        photo: the part of an image that is the input, in its own resolution.
     """
 
     inputs: dict[str, Tensor]
@@ -41,7 +40,6 @@ class Example:
     truncated: int = 0
     whole: bool = False
     grid: tuple[int, int] | None = None
-    photo: "Image.Image | None" = None
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
         """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest magnitude."""

@@ -3,13 +3,13 @@
 Each operation computes the same value, with a derivative whose product with the input is relevance.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
@@ -26,7 +26,6 @@ from hf_bidir.modeling.signed_layers import signed_layers
 # Shares of the relevance of `a v`: the product gives half to the values and half to the coefficients, which give what
 # their normaliser does not absorb to query and key, half each.
 QUERY, KEY, VALUE = 0.25, 0.25, 0.5
-OTHERS = "use contributions, erasure or integrated-gradients instead, which need no rules"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -94,17 +93,14 @@ def integrated_relevance(
             of as many copies, many examples one pass for each point.
         keep_first: as in `integrated_gradients`.
     """
-    if steps < 1:
-        raise ValueError(f"expected at least one step, got {steps}.")
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
         function = InputFunction(cache, request, keep_first=keep_first)
         change = function.start - function.baseline
-        points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
+        points = torch.cat([function.baseline + (step + 0.5) / steps * change for step in range(steps)])
         # all points of one example at once; of many examples fewer, because of memory
         rows = len(change) * max(1, steps // len(change))
-        found = torch.cat([_gradient(function, part) for part in torch.cat(points).split(rows)])
-        gradient = found.unflatten(0, (steps, -1)).mean(0)
-    return function.by_token(change * gradient)
+        gradients = torch.cat([_gradient(function, part) for part in points.split(rows)])
+        return function.by_token(change * gradients.unflatten(0, (steps, -1)).mean(0))
 
 
 def _gradient(function: InputFunction, point: Tensor) -> Tensor:
@@ -120,14 +116,13 @@ def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
     """Context in which a forward pass of a signed model builds a graph whose gradient times input is relevance.
 
     Weights are constants inside the context. A backward pass may follow after it. Raises NoRule for a model with a
-    single query.
+    single query, and for attention outside transformers' interface.
     """
     if not attends_between_tokens(model):
-        raise NoRule(
-            f"AttnLRP has no rule for {type(model).__name__}, whose tokens do not attend to each other; {OTHERS}."
-        )
-    if own := [type(layer).__name__ for layer in signed_layers(model) if hasattr(layer, "stock_class")]:
-        raise NoRule(f"AttnLRP has no rule for layers with attention of their own, such as {own[0]}; {OTHERS}.")
+        raise _no_rule(f"{type(model).__name__}, whose tokens do not attend to each other")
+    for layer in signed_layers(model):
+        if hasattr(layer, "stock_class"):
+            raise _no_rule(f"layers with attention of their own, such as {type(layer).__name__}")
     rules = RelevanceRules()
 
     def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -137,13 +132,14 @@ def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
     def attended(*_: Any) -> None:
         rules.paused -= 1
 
-    with ExitStack() as stack:
-        stack.enter_context(edited_projections(model, projected))
-        stack.enter_context(observed_layers(model, attended))
-        # activations of several operations, such as NewGELU, count as one
-        activations = [part for part in model.modules() if type(part).__module__ == "transformers.activations"]
-        stack.enter_context(hooked(activations, before=rules.enter_activation, after=rules.leave_activation))
-        stack.enter_context(rules)
+    # activations of several operations, such as NewGELU, count as one
+    activations = [part for part in model.modules() if type(part).__module__ == "transformers.activations"]
+    with (
+        edited_projections(model, projected),
+        observed_layers(model, attended),
+        hooked(activations, before=rules.enter_activation, after=rules.leave_activation),
+        rules,
+    ):
         yield
 
 
@@ -174,10 +170,12 @@ class RelevanceRules(TorchFunctionMode):
 def _operation(function: Callable) -> str:
     """The name of the operation, without the marks of its in-place and operator forms."""
     name = function.__name__
-    if name.startswith("__") and name not in LINEAR:
-        name = name.strip("_")
-        return name[1:] if name in ("iadd", "isub", "imul", "itruediv", "radd", "rmul", "ipow") else name
-    return name if name.startswith("__") else name.removesuffix("_").removeprefix("linalg_")
+    if name in LINEAR:
+        return name
+    if not name.startswith("__"):
+        return name.removesuffix("_").removeprefix("linalg_")
+    name = name.strip("_")
+    return name[1:] if name in ("iadd", "isub", "imul", "itruediv", "radd", "rmul", "ipow") else name
 
 
 def _dependent(*operands: Any) -> int:
@@ -190,63 +188,61 @@ def _apply(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     if name == "layer_norm":
         return _layer_norm(*args, **kwargs)
     if name == "scaled_dot_product_attention":
-        return _attention(function, *args, **kwargs)
-    if name in QUOTIENTS and _dependent(args[1:2]):
-        return function(args[0], args[1].detach(), *args[2:], **kwargs)
+        query, key, value, *more = args
+        return function(scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE), *more, **kwargs)
+    if name in QUOTIENTS:
+        dividend, *divisor = args
+        return function(dividend, *tree_map_only(Tensor, Tensor.detach, divisor), **kwargs)
     if name in PROPORTIONAL:
-        return _proportional_operation(function, name, args, kwargs)
+        return _proportional(function, name, args, kwargs)
     output = function(*args, **kwargs)
-    if name in LINEAR or name in AS_GRADIENT or name in QUOTIENTS or not _dependent(output):
+    if name in LINEAR or name in AS_GRADIENT or not _dependent(output):
         return output
-    factors = _dependent(args[1:3] if name in SUMS_OF_PRODUCTS else args, kwargs)
-    if name in PRODUCTS and factors == 2:
+    states = _dependent(args[1:3] if name in SUMS_OF_PRODUCTS else args, kwargs)
+    if name in PRODUCTS and states == 2:
         output.register_hook(lambda gradient: gradient / 2)
         return output
-    if name in PRODUCTS | SUMS_OF_PRODUCTS and factors < 2:
+    if name in PRODUCTS | SUMS_OF_PRODUCTS and states < 2:
         return output
     if name in CONSTANT:
         return output.detach()
     if name in ("std_mean", "var_mean"):
         return output[0].detach(), output[1]
-    raise _no_rule(function)
+    raise _no_rule(f"the operation {function.__name__}")
 
 
-def _proportional_operation(function: Callable, name: str, args: tuple, kwargs: dict) -> Tensor:
-    x, exponent = (args[0] if args else kwargs.get("input")), kwargs.get("exponent", args[1] if len(args) > 1 else None)
+def _proportional(function: Callable, name: str, args: tuple, kwargs: dict) -> Tensor:
+    """A function `f` of one tensor as `x · f(x)/x`; a negative power is the constant scale of a norm."""
+    x, *more = args or (kwargs.pop("input"),)
     overwritten = function.__name__ in (f"{name}_", f"__i{name}__")
-    if not isinstance(x, Tensor) or not x.requires_grad or _dependent(args[1:]) or overwritten:
-        raise _no_rule(function)
+    if not isinstance(x, Tensor) or not x.requires_grad or _dependent(more) or overwritten:
+        raise _no_rule(f"the operation {function.__name__}")
     if kwargs.get("inplace"):
         kwargs = kwargs | {"inplace": False}
-    output = function(*args, **kwargs)
+    output = function(x, *more, **kwargs)
+    exponent = kwargs.get("exponent", more[0] if more else None)
     if name == "pow" and isinstance(exponent, int | float) and exponent < 0:
-        return output.detach()  # the scale of a norm
+        return output.detach()
     return proportional(x, output)
-
-
-def _attention(function: Callable, query: Tensor, key: Tensor, value: Tensor, *others: Any, **kwargs: Any) -> Tensor:
-    return function(scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE), *others, **kwargs)
 
 
 def _layer_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Layer norm with a constant standard deviation; the parameters are those of torch."""
-    dims, x = tuple(range(-len(normalized_shape), 0)), upcast(input)
-    centred = x - x.mean(dims, keepdim=True)
+    dims = tuple(range(-len(normalized_shape), 0))
+    states = upcast(input)
+    centred = states - states.mean(dims, keepdim=True)
     normed = centred * (centred.detach().pow(2).mean(dims, keepdim=True) + eps).rsqrt()
     normed = normed if weight is None else normed * weight
     return (normed if bias is None else normed + bias).to(input.dtype)
 
 
-def _no_rule(function: Callable) -> NoRule:
-    """An error that names the operation and the class of the module that is running."""
-    frame, inside = inspect.currentframe(), ""
-    while frame is not None and not inside:
-        module = frame.f_locals.get("self")
-        inside = f" in {type(module).__name__}" if isinstance(module, nn.Module) else ""
-        frame = frame.f_back
-    return NoRule(f"AttnLRP has no rule for the operation {function.__name__}{inside}; {OTHERS}.")
+def _no_rule(what: str) -> NoRule:
+    return NoRule(
+        f"AttnLRP has no rule for {what}; use contributions, erasure or integrated-gradients instead, which need no "
+        "rules."
+    )
 
 
 def proportional(x: Tensor, output: Tensor) -> Tensor:
@@ -262,9 +258,8 @@ class _Proportional(torch.autograd.Function):
         return output.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("the rules of AttnLRP define no second derivatives; leave out create_graph=True.")
         (ratio,) = ctx.saved_tensors
         return gradient * ratio, None
 

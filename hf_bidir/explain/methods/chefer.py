@@ -1,13 +1,12 @@
 """Gradient-weighted attention, traced through the layers, with signs."""
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
 
 from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.methods.attention import chosen_layers, from_source
+from hf_bidir.explain.methods.attention import from_source, layers_up_to
 from hf_bidir.explain.methods.contributions import edge_contributions
 from hf_bidir.explain.request import Request
 
@@ -27,23 +26,18 @@ def gradient_rollout(edges: Sequence[Tensor]) -> Tensor:
     Returns:
         `[batch, queries, keys]`, queries in the top layer and keys in the input; 0 where no path contributes.
     """
-    start = _identity(edges[0], edges[0].shape[-1])
-
-    def traced(sign: int) -> Tensor:
-        steps = ((sign * layer).clamp_min(0).mean(1) for layer in edges)
-        return reduce(lambda below, step: below + step @ below, steps, start)
-
-    return traced(1) - traced(-1)
-
-
-def _identity(edges: Tensor, size: int) -> Tensor:
-    """`[batch, size, size]`, in the precision and on the device of the edges."""
-    return torch.eye(size, dtype=edges.dtype, device=edges.device).expand(len(edges), -1, -1)
+    bottom = edges[0][:, 0]
+    identity = torch.eye(bottom.shape[-1], dtype=bottom.dtype, device=bottom.device)
+    supporting = opposing = identity.expand_as(bottom)
+    for layer in edges:
+        supporting = supporting + layer.clamp_min(0).mean(1) @ supporting
+        opposing = opposing + (-layer).clamp_min(0).mean(1) @ opposing
+    return supporting - opposing
 
 
 def chefer(cache: ForwardCache, request: Request) -> Tensor:
     """`gradient_rollout` of the layers up to the requested one, at the position that the output is read from."""
-    edges = chosen_layers(edge_contributions(cache, request), cache, request)
+    edges = layers_up_to(edge_contributions(cache, request), cache, request)
     if request.head is not None:
-        edges = [layer[:, request.head : request.head + 1] for layer in edges]
+        edges = [layer[:, [request.head]] for layer in edges]
     return from_source(gradient_rollout(edges), cache, request)

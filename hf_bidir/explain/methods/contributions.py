@@ -1,12 +1,12 @@
 """Signed contributions of input tokens to an output through attention, invariant under sign flips of heads."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_bidir.checkpoints.linear_maps import weight_of
-from hf_bidir.checkpoints.projections import Projections, projections
+from hf_bidir.checkpoints.projections import projections
 from hf_bidir.explain.forward import ForwardCache, check_exists, sequence_length
-from hf_bidir.explain.methods.attention import chosen_layers, from_source
+from hf_bidir.explain.methods.attention import from_source, layers_up_to
 from hf_bidir.explain.readout import cached_readout
 from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
@@ -25,12 +25,12 @@ def contributions(cache: ForwardCache, request: Request) -> Tensor:
             tokens.
     """
     by_head = head_contributions(cache, request)
-    for dim, name in ((1, "layer"), (2, "head")):
-        index = getattr(request, name)
-        check_exists(name, index, by_head.shape[dim])
-        if index is not None:
-            by_head = by_head.narrow(dim, index, 1)
-    return by_head.sum((1, 2))
+    layers, heads = by_head.shape[1:3]
+    check_exists("layer", request.layer, layers)
+    check_exists("head", request.head, heads)
+    chosen_layers = slice(None) if request.layer is None else [request.layer]
+    chosen_heads = slice(None) if request.head is None else [request.head]
+    return by_head[:, chosen_layers][:, :, chosen_heads].sum((1, 2))
 
 
 def head_contributions(cache: ForwardCache, request: Request) -> Tensor:
@@ -64,31 +64,34 @@ def value_weighted(cache: ForwardCache) -> tuple[Tensor, ...]:
     Raises:
         ValueError: another module between an attention and its output projection.
     """
-    coefficients = cache.coefficients
+    outputs = output_maps(cache)
+    weighted = []
+    for coefficients, (layer, value) in zip(cache.coefficients, cache.values, strict=True):
+        if outputs[layer] is None:
+            raise ValueError(
+                f"{type(layer).__name__} has another module between attention and output projection, so ‖a v W_o‖ is "
+                "not what a key adds to a query; use contributions instead."
+            )
+        vectors = transformed_values(outputs[layer], value, coefficients.shape[1])
+        weighted.append(upcast(coefficients).abs() * vectors.norm(dim=-1).unsqueeze(2))
+    return tuple(weighted)
+
+
+def output_maps(cache: ForwardCache) -> dict[nn.Module, nn.Module | None]:
+    """The map that each layer applies directly to its context, if there is one."""
     first = {name: rows[:1] for name, rows in cache.inputs.items()}
-    maps = {projection.layer: projection for projection in projections(cache.model, first)}
-    return tuple(
-        upcast(a).abs() * _transformed_norms(maps[layer], value, heads=a.shape[1]).unsqueeze(2)
-        for a, (layer, value) in zip(coefficients, cache.values, strict=True)
-    )
+    return {maps.layer: maps.output for maps in projections(cache.model, first)}
+
+
+def transformed_values(output: nn.Module, values: Tensor, heads: int) -> Tensor:
+    """`v_j W_o` of each head, `[batch, heads, keys, hidden]`, from values `[batch, key heads, keys, head_dim]`."""
+    weight = upcast(weight_of(output)).unflatten(1, (heads, -1))
+    by_head = upcast(values).repeat_interleave(heads // values.shape[1], 1)
+    return torch.einsum("bhkd,ohd->bhko", by_head, weight)
 
 
 def values(cache: ForwardCache, request: Request) -> Tensor:
     """`‖a_ij v_j W_o‖` of the query that the output is read from, `[batch, keys]`, in the requested or last layer."""
-    norms = chosen_layers(value_weighted(cache), cache, request)[-1]
+    norms = layers_up_to(value_weighted(cache), cache, request)[-1]
     by_query = norms.sum(1) if request.head is None else norms[:, request.head]
     return from_source(by_query, cache, request)
-
-
-def _transformed_norms(projection: Projections, values: Tensor, heads: int) -> Tensor:
-    """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, key heads, keys, head_dim]`."""
-    if projection.output is None:
-        raise ValueError(
-            f"{type(projection.layer).__name__} has another module between attention and output projection, so "
-            "‖a v W_o‖ is not what a key adds to a query; use contributions instead."
-        )
-    # with W = Q R, ‖W v‖ = ‖R v‖, and R v has the dimension of the head instead of the hidden size
-    by_head_weight = upcast(weight_of(projection.output)).unflatten(1, (heads, -1)).movedim(1, 0)
-    triangle = torch.linalg.qr(by_head_weight, mode="r").R
-    by_head = upcast(values).repeat_interleave(heads // values.shape[1], 1)
-    return (by_head @ triangle.mT).norm(dim=-1)

@@ -1,7 +1,8 @@
-"""Leave-one-out scores: how much the output falls without a token."""
+"""Leave-one-out scores: how much the output falls without a token, or without a group of tokens."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,168 +19,172 @@ from hf_bidir.explain.forward import (
     patch_size,
     takes_embedding,
 )
-from hf_bidir.explain.readout import Readout, readout_of
+from hf_bidir.explain.readout import Readout, cached_readout, readout_of
 from hf_bidir.explain.request import Request
+
+CHUNK = 64  # erasures in a forward pass
 
 
 @torch.no_grad()
-def erasure(
-    cache: ForwardCache,
-    request: Request,
-    *,
-    how: Literal["renormalise", "zero", "token"] = "renormalise",
-    chunk_size: int = 64,
-    progress: bool = True,
-) -> Tensor:
-    """`y - y without token i`, for every token: positive where the token supports the target.
+def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chunk_size: int = CHUNK) -> Tensor:
+    """`y - y without token i`, for every token: no query attends to it in any layer. Positive where it supports y.
 
-    Several outputs of one text, which is in every row, share the forward passes, except with "token".
+    The tokens of a segment (`ForwardCache.units`) are erased together. A sentence encoder leaves them out of its pooling,
+    too. Several outputs of one text, which is in every row, share the forward passes.
 
     Args:
-        how: what "without" means.
-            "renormalise"  no query attends to the token in any layer, and each query's other coefficients are rescaled
-                           to the sum of magnitudes that all had before: with softmax the token is masked. A sentence
-                           encoder leaves it out of its pooling, too, here and with "zero".
-            "zero"         the same without rescaling, as in the TanhMax paper. In a model with one attention layer and
-                           a linear output this is the contribution `a_i ∂y/∂a_i`, whatever the model does.
-            "token"        the token is removed from the input: a word piece is deleted, and a patch is set to 0, the
-                           mean colour after normalisation.
-        chunk_size: number of erased tokens per forward pass.
-
-    The tokens of a segment (`ForwardCache.units`) are erased together; "token" refuses segments.
+        rescale: whether each query's other coefficients are rescaled to the sum of magnitudes that all had before: with
+            softmax the token is then masked. Without it, as in the TanhMax paper, the effect in a model with one
+            attention layer and a linear output is the contribution `a_i ∂y/∂a_i`.
+        chunk_size: erasures in a forward pass.
 
     Returns:
         `[batch, length]`, the effect of a segment at its first token; for images one entry per token, special tokens
-        first. Zero for padding and, with "token", for tokens that cannot be deleted: the one that `y` is read from, and
-        those before an image's patches.
-
-    Raises:
-        ValueError: an unknown `how`, a `chunk_size` below 1, and as in `token_scores`.
+        first. Zero for padding.
     """
-    if how not in ("renormalise", "zero", "token"):
-        raise ValueError(f'expected how "renormalise", "zero" or "token", got {how!r}.')
-    if chunk_size < 1:
-        raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
-    if how == "token" and cache.units is not None:
-        raise ValueError("erasure-token removes single tokens; use erasure for segments.")
-    model, count = cache.model, len(cache.inputs[cache.model.main_input_name])
-    text = cache if how == "token" else _one_text(cache)
+    model = cache.model
+    text = _one_text(cache)
+    shared = text is not cache
+    units = _units(text)
+    before = nn.functional.pad(units[:, :-1], (1, 0), value=-1)
+    begins = units != before
     with in_evaluation(model):
-        outputs = text.outputs if text is cache else _repeated(text.outputs, count)
+        outputs = _repeated(text.outputs, len(cache.keep)) if shared else text.outputs
         readout = readout_of(model, outputs, request, text.position)
         whole = readout(outputs)
-        erased = _Erasure(text, readout, how)
-        effects = torch.zeros(count, text.length, dtype=whole.dtype, device=whole.device)
-        chunks = erased.chunks(1 if takes_one_row(model) else chunk_size)
-        hidden = not progress or len(chunks) < 2
-        for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1, disable=hidden):
-            examples, tokens = chunk.unbind(1)
-            remaining, remaining_readout = erased.outputs(examples, tokens)
-            if text is cache:
-                effects[examples, tokens] = whole[examples] - remaining_readout(remaining)
-            else:
-                left = [readout(_repeated(remaining, count, row)) for row in range(len(tokens))]
-                effects[:, tokens] = whole.unsqueeze(1) - torch.stack(left, 1)
+        effects = torch.zeros(len(whole), text.length, dtype=whole.dtype, device=whole.device)
+        for examples, tokens in _chunks(model, text.keep & begins, chunk_size):
+            others = units[examples] != units[examples, tokens].unsqueeze(1)
+            rows = {name: value[examples] for name, value in text.inputs.items()}
+            if takes_embedding(model):
+                rows["pooled"] = others
+            with _attending_only(model, others[:, None, None], rescale):
+                remaining = model(**rows, return_dict=True)
+            if not shared:
+                effects[examples, tokens] = whole[examples] - readout.of(examples)(remaining)
+                continue
+            for row, y in enumerate(whole):
+                of_row = readout.of(torch.full_like(examples, row))
+                effects[row, tokens] = y - of_row(remaining)
     return effects
 
 
-class _Erasure:
-    """The outputs of a model without single tokens or segments."""
+@torch.no_grad()
+def erasure_by_token(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) -> Tensor:
+    """`y - y without token i` in the input: a word piece is deleted, a patch is set to 0, the mean after normalisation.
 
-    def __init__(self, cache: ForwardCache, readout: Readout, how: str) -> None:
-        self.cache, self.readout, self.how = cache, readout, how
-        keep = cache.keep
-        self.units = torch.arange(cache.length, device=keep.device).expand_as(keep)
-        if cache.units is not None:
-            self.units = cache.units.to(keep.device)
+    Returns:
+        `[batch, length]`, as `erasure`. Zero for padding, and for tokens that cannot be deleted: the one that `y` is
+        read from, and those before an image's patches.
 
-    def chunks(self, size: int) -> list[Tensor]:
-        """Example and token `[chunk, 2]` of each erasure, in chunks that run together."""
-        keep = self.cache.keep
-        if self.how == "token":
-            erasable = keep & ~_indispensable(self.cache, self.readout)
-        else:
-            before = nn.functional.pad(self.units[:, :-1], (1, 0), value=-1)
-            erasable = keep & (self.units != before)
-        return [chunk for chunk in erasable.nonzero().split(size) if len(chunk)]
+    Raises:
+        ValueError: segments.
+    """
+    if cache.units is not None:
+        raise ValueError("erasure-token removes single tokens; use erasure for segments.")
+    model = cache.model
+    with in_evaluation(model):
+        readout = cached_readout(cache, request)
+        whole = readout(cache.outputs)
+        effects = torch.zeros(len(whole), cache.length, dtype=whole.dtype, device=whole.device)
+        for examples, tokens in _chunks(model, cache.keep & ~_indispensable(cache, readout), chunk_size):
+            rows = {name: value[examples] for name, value in cache.inputs.items()}
+            part = readout.of(examples)
+            if "pixel_values" in rows:
+                patches = tokens - leading_tokens(model, rows["pixel_values"], cache.length)
+                rows["pixel_values"] = _painted(rows["pixel_values"], patches, patch_size(model))
+            else:
+                rows, part = _shortened(rows, tokens), _moved(part, tokens)
+            effects[examples, tokens] = whole[examples] - part(model(**rows, return_dict=True))
+    return effects
 
-    def outputs(self, examples: Tensor, tokens: Tensor) -> tuple[ModelOutput, Readout]:
-        """The outputs for these examples, each without its token, and their readout."""
-        model = self.cache.model
-        rows = {name: value[examples] for name, value in self.cache.inputs.items()}
-        readout = self.readout.of(examples) if len(self.readout.weights) == len(self.units) else self.readout
-        if self.how == "token":
-            rows, readout = _without_input(model, rows, readout, tokens, self.cache.length)
-            return model(**rows, return_dict=True), readout
-        others = self.units[examples] != self.units[examples, tokens].unsqueeze(1)
-        if takes_embedding(model):
-            rows["pooled"] = others
-        with _attending_only(model, others[:, None, None], self.how):
-            return model(**rows, return_dict=True), readout
+
+def _chunks(model: PreTrainedModel, erasable: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
+    """The examples and tokens of erasures that run together, where `erasable`, `[batch, length]`."""
+    places = erasable.nonzero()
+    chunks = places.split(1 if takes_one_row(model) else size) if len(places) else ()
+    for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1):
+        yield chunk.unbind(1)
+
+
+def _units(cache: ForwardCache) -> Tensor:
+    """The segment of each token, `[batch, length]`; by default every token is one."""
+    if cache.units is None:
+        positions = torch.arange(cache.length, device=cache.keep.device)
+        return positions.expand_as(cache.keep)
+    return cache.units.to(cache.keep.device)
 
 
 def _one_text(cache: ForwardCache) -> ForwardCache:
     """The first row of a text in all rows, of which several outputs are explained; otherwise the cache."""
-    same = kind_of(cache.model).per_token and all(bool((x == x[:1]).all()) for x in cache.inputs.values())
-    if not same or len(cache.inputs["input_ids"]) == 1:
+    rows = list(cache.inputs.values())
+    same = all((row == row[:1]).all() for row in rows)
+    if not same or len(rows[0]) == 1 or not kind_of(cache.model).per_token:
         return cache
     first = {name: value[:1] for name, value in cache.inputs.items()}
     return ForwardCache(cache.model, first, None if cache.units is None else cache.units[:1])
 
 
-def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:
-    """One row of logits as those of `count` examples."""
+def _repeated(outputs: ModelOutput, count: int) -> ModelOutput:
+    """The logits of one row as those of `count` examples."""
     logits: Any = outputs["logits"]
-    return ModelOutput(logits=logits[row].expand(count, *logits.shape[1:]))
+    return ModelOutput(logits=logits.expand(count, *logits.shape[1:]))
 
 
-def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> AbstractContextManager[None]:
+def _attending_only(model: PreTrainedModel, others: Tensor, rescale: bool) -> AbstractContextManager[None]:
     """Context in which queries attend to the `others` only, boolean `[rows, 1, 1, keys]`."""
-    if how == "zero":
-        return edited_coefficients(model, lambda coefficients: coefficients * others)
 
-    def renormalised(coefficients: Tensor) -> Tensor:
+    def erased(coefficients: Tensor) -> Tensor:
         rest = coefficients * others
+        if not rescale:
+            return rest
         # rest / left first, in fp32: total / left could overflow
-        total, left = (values.float().abs().sum(-1, keepdim=True) for values in (coefficients, rest))
+        total = coefficients.float().abs().sum(-1, keepdim=True)
+        left = rest.float().abs().sum(-1, keepdim=True)
         share = rest.float() / left.clamp_min(torch.finfo(torch.float32).tiny)
         return (share * total).to(coefficients.dtype)
 
-    return edited_coefficients(model, renormalised)
+    return edited_coefficients(model, erased)
 
 
 def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
     """Boolean `[batch, length]`: the only token that `y` is read from, and the tokens before an image's patches."""
-    model, inputs, keep = cache.model, cache.inputs, cache.keep
+    model, keep = cache.model, cache.keep
     if takes_embedding(model):
         return model.pooling_weights(keep) == 1
     if not attends_between_tokens(model):
         return (keep.sum(1, keepdim=True) == 1).expand_as(keep)
     positions = torch.arange(keep.shape[1], device=keep.device)
-    if "pixel_values" in inputs:
-        return (positions < leading_tokens(model, inputs["pixel_values"], keep.shape[1])).expand_as(keep)
+    if "pixel_values" in cache.inputs:
+        leading = leading_tokens(model, cache.inputs["pixel_values"], keep.shape[1])
+        return (positions < leading).expand_as(keep)
     read = cache.position if readout.positions is None else readout.positions
     return positions == read.unsqueeze(1)
 
 
-def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: int) -> tuple[dict, Readout]:
-    """The input rows, each without its token, and the readout at the shifted position."""
-    if "pixel_values" in rows:
-        patches = tokens - leading_tokens(model, rows["pixel_values"], length)
-        return {**rows, "pixel_values": _painted(rows["pixel_values"], patches, patch_size(model))}, readout
+def _shortened(rows: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
+    """The rows of a text, each without its token; the tokens after it move up."""
+    length = rows["input_ids"].shape[1]
     remaining = torch.arange(length - 1, device=tokens.device)
     remaining = remaining + (remaining >= tokens.unsqueeze(1))
     shorter = {name: value.gather(1, remaining) for name, value in rows.items()}
-    if "position_ids" in rows:  # the remaining tokens move up
+    if "position_ids" in rows:
         shorter["position_ids"] = rows["position_ids"][:, :-1]
-    positions = None if readout.positions is None else readout.positions - (tokens < readout.positions).long()
-    return shorter, Readout(readout.weights, positions)
+    return shorter
+
+
+def _moved(readout: Readout, tokens: Tensor) -> Readout:
+    """The readout at its positions in texts without these tokens."""
+    if readout.positions is None:
+        return readout
+    return Readout(readout.weights, readout.positions - (tokens < readout.positions).long())
 
 
 def _painted(pixels: Tensor, patches: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images `[rows, channels, height, width]`, each with one patch set to 0, the mean after normalisation."""
+    """Images `[rows, channels, height, width]`, each with one patch set to 0."""
     height, width = size
-    row, column = patches // (pixels.shape[3] // width), patches % (pixels.shape[3] // width)
-    in_row = torch.arange(pixels.shape[2], device=pixels.device) // height == row.unsqueeze(1)
-    in_column = torch.arange(pixels.shape[3], device=pixels.device) // width == column.unsqueeze(1)
-    return pixels.masked_fill((in_row.unsqueeze(2) & in_column.unsqueeze(1)).unsqueeze(1), 0)
+    columns = pixels.shape[3] // width
+    images, row, column = pixels.clone(), patches // columns * height, patches % columns * width
+    for image, top, left in zip(images, row.tolist(), column.tolist(), strict=True):
+        image[:, top : top + height, left : left + width] = 0
+    return images

@@ -1,13 +1,11 @@
 """Integrated gradients with respect to the input, computed by captum."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import torch
 from captum.attr import IntegratedGradients
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache
@@ -17,17 +15,6 @@ from hf_bidir.explain.request import Request
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 
 logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def _without_cudnn(model: PreTrainedModel) -> Iterator[None]:
-    """Context without cuDNN for recurrent models, of which it has a backward pass in training mode only."""
-    before = torch.backends.cudnn.enabled  # its `flags` would reset other switches too
-    torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
 
 
 def integrated_gradients(
@@ -48,22 +35,27 @@ def integrated_gradients(
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
-    with torch.inference_mode(False), in_evaluation(cache.model), _without_cudnn(cache.model):
+    # cuDNN has a backward pass of recurrent layers in training mode only
+    recurrent = any(isinstance(module, nn.RNNBase) for module in cache.model.modules())
+    without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+    with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn:
         function = InputFunction(cache, request, keep_first=keep_first)
-        scores = IntegratedGradients(function.score).attribute(
+        scores, errors = IntegratedGradients(function.score).attribute(
             function.start.clone().requires_grad_(),
             baselines=function.baseline,
             additional_forward_args=function.rows,
             n_steps=steps,
             internal_batch_size=64,
+            return_convergence_delta=True,
         )
-        with torch.no_grad():
-            change = function.score(function.start, function.rows) - function.score(function.baseline, function.rows)
-    missed = (scores.flatten(1).sum(1) - change).abs() / change.abs().clamp_min(SMALL)
+    changes = scores.flatten(1).sum(1) - errors
+    missed = errors.abs() / changes.abs().clamp_min(SMALL)
     if missed.max() > TOLERATED:
         logger.warning(
             "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
             "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method.",
-            *(steps, 100 * missed.max().item(), 4 * steps),
+            steps,
+            100 * missed.max().item(),
+            4 * steps,
         )
     return function.by_token(scores)
