@@ -87,7 +87,7 @@ def page(checkpoints: list[str]) -> gr.Blocks:
                 parts["message"] = gr.HTML(elem_classes="message", **first["message"])
                 with gr.Row():
                     for side in OUTPUTS[1:]:
-                        parts[side] = gr.HTML(elem_classes="card", min_width=300, **html, **first[side])
+                        parts[side] = gr.HTML(elem_classes="card", **html, **first[side])
         _connect(checkpoints, go, parts)
         add_tools(checkpoints)
     return blocks

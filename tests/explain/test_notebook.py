@@ -52,7 +52,7 @@ def test_a_browser_shows_supporting_words_in_red_and_opposing_ones_in_blue(outpu
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_content(outputs[2][0]["text/html"])
-        charming, weak = (page.locator(".word b", has_text=word).last for word in ("charming", "weak"))
+        charming, weak = (page.locator(".word b", has_text=word).first for word in ("charming", "weak"))
         red, _, blue = color_of(charming)
         assert red > blue
         red, _, blue = color_of(weak)

@@ -185,7 +185,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit):
     assert card(page, 0).bounding_box()["y"] < card(page, 1).bounding_box()["y"]
     choose_text_model(page)
     submit(page, "good " * 60 + "un" * 60)
-    expect(card(page, 0).locator(".note").first).to_contain_text("were left out")
+    expect(card(page, 0)).to_contain_text("were left out")
     assert too_wide() <= 0
 
 
@@ -243,8 +243,8 @@ def test_both_models_share_a_colour_scale_and_the_numbers_are_those_of_the_libra
     assert bars[0] == bars[1]
     for checkpoint, part in zip(texts, scores, strict=True):
         expected = explain(*loaded(checkpoint), f" {SENTENCES[0]}", "attention", layer=1, head=0)
-        numbers = [float(number) for number in re.findall(r"</b><small>(.*?)</small>", part)]
-        assert numbers == pytest.approx(expected.shown(expected.scores)[1].tolist(), rel=0.06)
+        numbers = [float(number) for number in re.findall(r"</b><small>(.*?)</small>", part.replace("≈", ""))]
+        assert numbers == pytest.approx(expected.shown(expected.scores)[1].tolist(), rel=0.06, abs=1e-3)
 
 
 def started(*words, **environment):

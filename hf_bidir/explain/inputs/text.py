@@ -4,16 +4,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
-
-if TYPE_CHECKING:
-    pass
 
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 WORD_START = "▁"  # in front of the first piece of a word, in SentencePiece

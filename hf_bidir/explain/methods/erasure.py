@@ -29,8 +29,8 @@ CHUNK = 64  # erasures in a forward pass
 def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chunk_size: int = CHUNK) -> Tensor:
     """`y - y without token i`, for every token: no query attends to it in any layer. Positive where it supports y.
 
-    The tokens of a segment (`ForwardCache.units`) are erased together. A sentence encoder leaves them out of its pooling,
-    too. Several outputs of one text, which is in every row, share the forward passes.
+    The tokens of a segment (`ForwardCache.units`) are erased together. A sentence encoder leaves them out of its
+    pooling, too. Several outputs of one text, which is in every row, share the forward passes.
 
     Args:
         rescale: whether each query's other coefficients are rescaled to the sum of magnitudes that all had before: with
