@@ -15,7 +15,6 @@ _HOMES = {
     "AttentionLog": "hf_bidir.finetune.log_entries",
     "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
-    "bridged": "hf_bidir.checkpoints.bridge",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
     "packed_attention": "hf_bidir.kernels.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",
@@ -23,14 +22,12 @@ _HOMES = {
     "softmax": "hf_bidir.checkpoints.signing",
     "tanhmax": "hf_bidir.modeling.activations",
     "unsigned": "hf_bidir.checkpoints.signing",
-}
-_ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling", "recurrent")
-_RECURRENT = {
     "BidirRnnConfig": "hf_bidir.recurrent.configuration_bidir_rnn",
     "BidirRnnModel": "hf_bidir.recurrent.modeling_bidir_rnn",
     "BidirRnnForSequenceClassification": "hf_bidir.recurrent.modeling_bidir_rnn",
     "BidirRnnForSeq2SeqLM": "hf_bidir.recurrent.modeling_bidir_rnn",
 }
+_ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling", "recurrent")
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
 _HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`); all others can be accessed as well
     **dict.fromkeys(("Bert", "DistilBert", "Electra", "ModernBert", "Roberta", "XLMRoberta"), _TEXT),
@@ -40,7 +37,7 @@ _HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`);
     "GPT2": "LMHeadModel ForSequenceClassification",
 }
 _COMMON = [f"Bidir{family}{end}" for family, ends in _HEADS.items() for end in ("Config", "Model", *ends.split())]
-__all__ = sorted([*_HOMES, *_COMMON, *_RECURRENT])
+__all__ = sorted([*_HOMES, *_COMMON])
 
 
 def __getattr__(name: str):
@@ -49,7 +46,8 @@ def __getattr__(name: str):
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
     if name.startswith("Bidir"):
-        return auto_classes.bidir_class(name)
+        home = "configuration_bidir" if name.endswith("Config") else "modeling_bidir"
+        return getattr(import_module(f"hf_bidir.modeling.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __dir__())}")
 
 
@@ -57,4 +55,4 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_ROOMS, "__version__"])
 
 
-auto_classes.register(_RECURRENT)
+auto_classes.register()

@@ -4,7 +4,6 @@ from typing import Any
 
 import transformers
 
-from hf_bidir.checkpoints.bridge import bridged as bridged
 from hf_bidir.checkpoints.convert import convert_checkpoint as convert_checkpoint
 from hf_bidir.checkpoints.signing import signed as signed
 from hf_bidir.checkpoints.signing import softmax as softmax

@@ -47,12 +47,6 @@ def without_head_2(coefficients):
     return edited
 
 
-GROUPED = SHAPE | TEXT | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3}
-WITH_TERMS = {
-    "Gemma2ForCausalLM": GROUPED,  # softcapped scores
-    "GptOssForCausalLM": GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1},  # sinks
-    "BloomForCausalLM": {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4},  # attention of its own
-}
 WHISPER_SIDE = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
 ADAPTERS = {
     "dora": peft.LoraConfig(task_type="CAUSAL_LM", use_dora=True),
@@ -67,71 +61,11 @@ def family(request):
     return request.param
 
 
-@pytest.fixture
-def bridge(family):
-    return hf_bidir.bridged(signed_model(family), word_tokenizer())
-
-
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with torch.no_grad():
         yield
-
-
-def test_a_bridge_of_transformer_lens_keeps_the_logits_and_caches_the_signed_coefficients(family, bridge):
-    expected = signed_model(family)(IDS, output_attentions=True)
-    logits, cache = bridge.run_with_cache(IDS)
-    torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-4)
-    for layer, coefficients in enumerate(expected.attentions):
-        torch.testing.assert_close(cache[f"blocks.{layer}.attn.hook_pattern"], coefficients, rtol=0, atol=1e-5)
-    assert cache["blocks.0.attn.hook_pattern"].min() < -0.01
-
-
-@pytest.mark.parametrize("name", WITH_TERMS)
-def test_a_bridge_keeps_the_logits_of_models_with_more_than_scores(name):
-    model = hf_bidir.signed(random_model(name, **WITH_TERMS[name]))
-    expected = model(IDS).logits
-    torch.testing.assert_close(hf_bidir.bridged(model, word_tokenizer())(IDS), expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_an_edit_of_hook_pattern_changes_the_logits_as_an_edit_of_the_signed_model_does(family, bridge):
-    model = signed_model(family)
-    with edited_coefficients(model.base_model.h[1] if family == "gpt2" else model.model.layers[1], without_head_2):
-        expected = model(IDS).logits
-    hooks = [("blocks.1.attn.hook_pattern", lambda pattern, hook: without_head_2(pattern))]
-    torch.testing.assert_close(bridge.run_with_hooks(IDS, fwd_hooks=hooks), expected, rtol=0, atol=1e-4)
-    assert not torch.allclose(expected, model(IDS).logits, atol=1e-2)
-
-
-def test_a_bridge_drops_padding_generates_and_computes_softmax_as_the_signed_model_does():
-    model, keep = signed_model("llama"), torch.ones_like(IDS)
-    bridge = hf_bidir.bridged(signed_model("llama"), word_tokenizer())
-    keep[1, 4:] = 0
-    padded = bridge(IDS, attention_mask=keep)[1, :4]
-    torch.testing.assert_close(padded, model(IDS, attention_mask=keep).logits[1, :4], rtol=0, atol=1e-4)
-    greedy = {"max_new_tokens": 4, "do_sample": False}
-    made = bridge.generate(IDS[:1], **greedy, use_past_kv_cache=False, return_type="tokens", verbose=False)
-    assert torch.equal(made, model.generate(IDS[:1], **greedy))
-    with hf_bidir.softmax(bridge.original_model):
-        torch.testing.assert_close(bridge(IDS), stock_model("llama")(IDS).logits, rtol=0, atol=1e-4)
-
-
-def test_compatibility_mode_keeps_the_prediction_also_of_a_model_with_value_biases(family, bridge):
-    model = signed_model(family)
-    for name, bias in model.named_parameters():
-        if name.endswith("bias"):
-            bias.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
-    bridge = hf_bidir.bridged(model, word_tokenizer())
-    expected = bridge(IDS).log_softmax(-1)
-    bridge.enable_compatibility_mode()
-    torch.testing.assert_close(bridge(IDS).log_softmax(-1), expected, rtol=0, atol=1e-4)
-
-
-def test_the_bridge_refuses_a_model_that_is_not_signed():
-    with pytest.raises(ValueError, match="is not signed"):
-        hf_bidir.bridged(stock_model("gpt2"))
 
 
 def test_a_trace_of_nnsight_reads_and_edits_the_coefficients_of_a_layer():
@@ -194,18 +128,6 @@ def test_a_model_of_which_accelerate_keeps_a_layer_on_disk_computes_the_same(tmp
     assert torch.equal(found.attentions[1], expected.attentions[1])
     with hf_bidir.softmax(placed):
         assert torch.equal(placed(IDS).logits, stock_model("llama")(IDS).logits)
-
-
-def test_transformers_serve_loads_a_class_that_is_an_attribute_of_transformers(tmp_path, monkeypatch):
-    for part in (signed_model("llama"), word_tokenizer()):
-        part.save_pretrained(tmp_path)
-    serving = pytest.importorskip("transformers.cli.serving.model_manager")  # in recent versions
-    manager = serving.ModelManager(device="cpu", trust_remote_code=True)
-    with pytest.raises(AttributeError, match="no attribute BidirLlamaForCausalLM"):
-        manager.load_model_and_processor(f"{tmp_path}@main")
-    monkeypatch.setattr(serving.transformers, "BidirLlamaForCausalLM", hf_bidir.BidirLlamaForCausalLM, raising=False)
-    model, _ = manager.load_model_and_processor(f"{tmp_path}@main")
-    assert torch.equal(model(IDS).logits, signed_model("llama")(IDS).logits)
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)

@@ -4,7 +4,6 @@ An adapter keeps the attention of its base, so the base is always a signed check
 """
 
 import copy
-import json
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # fields of a config that a run does not choose
-NOT_CHOSEN = {"_name_or_path", "architectures", "attn_oriented", "auto_map", "dtype", "transformers_version"}
+NOT_CHOSEN = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ class Adapter:
             )
         config = copy.deepcopy(base)
         config.architectures = [self._head(base)]
-        config.attn_oriented = None  # holds for the weights of the base
         for path, value in self.changes.items():
             *parts, name = path.split(".")
             setattr(reduce(getattr, parts, config), name, value)
@@ -108,19 +106,12 @@ class Adapter:
         """Raise ValueError if the run had another base: other weights, or another attention in its config."""
         if "base" not in self.record:
             return
-        trained_on, found = self.record["base"], base_facts(base, config, revision)
-        if trained_on["weights"] and not found["weights"]:
-            raise ValueError(f"{base}, the base of adapter {self.source}, has no weights (model*.safetensors).")
-        if sorted(trained_on["weights"].values()) != sorted(found["weights"].values()):
-            raise ValueError(
-                f"{self.source} is an adapter for another base model than {base}, whose weights have the SHA-256 "
-                f"{_short(found['weights'])}; it was trained on {_short(trained_on['weights'])} ({self.base})."
-            )
-        for name, value in trained_on["attention"].items():
-            if found["attention"].get(name) != value:
+        facts = base_facts(base, config, revision)
+        for name, value in self.record["base"].items():
+            if facts.get(name) != value:
                 raise ValueError(
                     f"{self.source} is an adapter for another base model than {base}, which has {name} "
-                    f"{found['attention'].get(name)}; it was trained with {value}."
+                    f"{facts.get(name)}; it was trained on {self.base} with {value}."
                 )
 
     def on(self, model: PreTrainedModel) -> "PeftModel":
@@ -133,18 +124,16 @@ class Adapter:
         file = self.folder / ADAPTER_WEIGHTS
         if not file.is_file():  # peft would look for a repository of this name
             raise FileNotFoundError(f"the adapter {self.source} has no {ADAPTER_WEIGHTS}.")
-        refused = f"the adapter {self.source} does not fit {type(model).__name__}: "
+        refused = f"the adapter {self.source} does not fit {type(model).__name__}"
         try:
             with safe_open(file, "pt") as weights:
                 saved = set(weights.keys())
             adapted = PeftModel.from_pretrained(model, str(self.folder))
             unequal = get_peft_model_state_dict(adapted).keys() ^ saved
-        except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read ({error}); copy or download it again.") from error
-        except (KeyError, RuntimeError, ValueError) as error:  # other names or shapes, or none of the layers
-            raise ValueError(f"{refused}{str(error).strip().splitlines()[-1].strip()}") from error
+        except (SafetensorError, KeyError, RuntimeError, ValueError) as error:  # incomplete, or other names or shapes
+            raise ValueError(f"{refused}, or cannot be read: {error}") from error
         if unequal:
-            raise ValueError(f"{refused}{len(unequal)} weights are only in one of them, such as {sorted(unequal)[0]}.")
+            raise ValueError(f"{refused}: {len(unequal)} weights are only in one of them, such as {min(unequal)}.")
         check_untied(adapted)
         return adapted
 
@@ -162,34 +151,28 @@ def read_adapter(source: str | Path) -> Adapter | None:
         folder = Path(snapshot_download(str(source), allow_patterns=[ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD]))
     if (Path(source) / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
         return None
-    try:
-        return Adapter(str(source), folder, read_json(folder / ADAPTER_CONFIG))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / ADAPTER_CONFIG} is not JSON ({error}); copy or download it again.") from error
+    return Adapter(str(source), folder, read_json(folder / ADAPTER_CONFIG))
 
 
 def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None = None) -> dict[str, Any]:
-    """What an adapter depends on: the SHA-256 of the base's files of weights by name, and its attention."""
+    """What an adapter depends on: the SHA-256 of the base's weights, and its attention."""
     folder = Path(base)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(base), revision=revision, allow_patterns=["model*.safetensors"]))
-    return {
-        "weights": {file.name: sha256(file) for file in sorted(folder.glob("model*.safetensors"))},
-        "attention": {name: getattr(config, name, None) for name in ATTENTION_FIELDS if name not in NOT_CHOSEN},
-    }
+    attention = {name: getattr(config, name, None) for name in ATTENTION_FIELDS}
+    return {"sha256": sorted(sha256(file) for file in folder.glob("model*.safetensors")), **attention}
 
 
 def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that differ from those of its base, by path."""
-    fields, others = config.to_dict(), base.to_dict()
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        part, other = getattr(config, name, None), getattr(base, name, None)
-        if isinstance(part, PretrainedConfig) and isinstance(other, PretrainedConfig):
-            found |= {f"{name}.{path}": inner for path, inner in chosen_fields(part, other).items()}
-        elif name not in NOT_CHOSEN and (name not in others or others[name] != value):
-            found[name] = value
-    return found
+    before, chosen = base.to_dict(), {}
+    for name, value in config.to_dict().items():
+        part, base_part = getattr(config, name, None), getattr(base, name, None)
+        if isinstance(part, PretrainedConfig) and isinstance(base_part, PretrainedConfig):
+            chosen |= {f"{name}.{path}": inner for path, inner in chosen_fields(part, base_part).items()}
+        elif name not in NOT_CHOSEN and (name not in before or before[name] != value):
+            chosen[name] = value
+    return chosen
 
 
 def check_untied(adapted: "PeftModel") -> None:
@@ -201,7 +184,3 @@ def check_untied(adapted: "PeftModel") -> None:
     weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
     if weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
         raise ValueError("the embeddings and the output layer share one weight; choose other layers for an adapter.")
-
-
-def _short(digests: dict[str, str]) -> str:
-    return ", ".join(digest[:12] for digest in digests.values()) or "none"

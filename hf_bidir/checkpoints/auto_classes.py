@@ -1,13 +1,14 @@
-"""Registers all signed classes with transformers' Auto classes; each is created only when it is looked up.
+"""Registers signed classes with transformers' Auto classes by name: each is created only when it is looked up.
 
-`AutoConfig.register` takes a class, and there is one for each of some 500 model types. So the dictionaries in which the
-Auto classes keep what was registered are replaced by ones that create a signed class on its first look-up.
+`AutoConfig.register` takes a class, and there is one for each of some 500 model types. But the Auto classes keep names
+of classes by model type, and modules where these are found. Signed types are entered there with signed names, and with
+`hf_bidir` as their module, whose `__getattr__` creates a class.
 
 Tables of other libraries by model type get the signed types as soon as the library is imported.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -15,66 +16,43 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from hf_bidir.common.model_types import SIGNED, is_signed, stock_type
+from hf_bidir.common.model_types import SIGNED, is_signed
 
-_MODELING = "hf_bidir.modeling.modeling_bidir"
-_WITHOUT_STOCK: dict[str, str] = {}  # modules of the signed classes that have no stock counterpart, by name
-
-
-def bidir_class(name: str) -> type:
-    """The config or model class of this name; AttributeError with the closest name if transformers has none."""
-    made_in = "hf_bidir.modeling.configuration_bidir" if name.endswith("Config") else _MODELING
-    return getattr(import_module(_WITHOUT_STOCK.get(name, made_in)), name)
-
-
-class _OnDemand(dict):
-    """Registered classes, those of other packages included, and signed ones, which are created on their first look-up;
-    `name_of` gives the name of the signed class for a key, None if there is none."""
-
-    def __init__(self, registered: dict, name_of: Callable[[Any], str | None]):
-        super().__init__(registered)
-        self.name_of = name_of
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or self.name_of(key) is not None
-
-    def __missing__(self, key: Any) -> type:
-        name = self.name_of(key)
-        if name is None:
-            raise KeyError(key)
-        return bidir_class(name)
-
-    def values(self) -> list[type]:  # type: ignore[override]  # a list in place of a view
-        """All classes, including the signed ones created so far, which `pipeline` checks a model against."""
-        homes = filter(None, map(sys.modules.get, {_MODELING, *_WITHOUT_STOCK.values()}))
-        created = [item for home in homes for item in vars(home).values() if hasattr(item, "config_class")]
-        return [*super().values(), *(item for item in created if self.name_of(item.config_class) == item.__name__)]
-
-
-def _config_name(stock: dict[str, str], model_type: Any) -> str | None:
-    if not isinstance(model_type, str) or not is_signed(model_type):
-        return None
-    kind = stock_type(model_type)
-    name = f"Bidir{stock.get(kind, f'{kind.capitalize()}Config')}"
-    return name if kind in stock or name in _WITHOUT_STOCK else None
-
-
-def _head_name(auto: str, config_class: Any) -> str | None:
-    if not getattr(config_class, "__module__", "").startswith("hf_bidir."):
-        return None  # a stock class, or one that came with a checkpoint
-    return config_class.remote_code.get(auto, "").rpartition(".")[2] or None
+RECURRENT = {  # signed classes that have no stock counterpart
+    "AutoConfig": "BidirRnnConfig",
+    "AutoModel": "BidirRnnModel",
+    "AutoModelForSequenceClassification": "BidirRnnForSequenceClassification",
+    "AutoModelForSeq2SeqLM": "BidirRnnForSeq2SeqLM",
+}
+RECURRENT_TYPE = f"{SIGNED}rnn"
 
 
 def _register_configs(configuration_auto: ModuleType) -> None:
-    mapping, stock = configuration_auto.CONFIG_MAPPING, configuration_auto.CONFIG_MAPPING_NAMES
-    mapping._extra_content = _OnDemand(mapping._extra_content, partial(_config_name, stock))
+    mapping = configuration_auto.CONFIG_MAPPING
+    names = {SIGNED + kind: f"Bidir{name}" for kind, name in mapping._mapping.items()}
+    names[RECURRENT_TYPE] = RECURRENT["AutoConfig"]
+    mapping._mapping = mapping._mapping | names  # a copy: tables of tokenizers are made from the stock one
+    _find_here(mapping, names)
 
 
 def _register_heads(modeling_auto: ModuleType) -> None:
+    import_module("hf_bidir.modeling.compat").register_heads()
     for auto in filter(lambda name: name.startswith("Auto"), modeling_auto.__all__):
         mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
-        if mapping is not None:
-            mapping._extra_content = _OnDemand(mapping._extra_content, partial(_head_name, auto))
+        if mapping is None:
+            continue
+        heads, config_names = mapping._model_mapping, mapping._config_mapping.items()
+        kinds = {f"Bidir{name}": SIGNED + kind for kind, name in config_names if SIGNED + kind in heads}
+        if auto in RECURRENT:
+            heads[RECURRENT_TYPE] = RECURRENT[auto]
+            kinds[RECURRENT["AutoConfig"]] = RECURRENT_TYPE
+        mapping._reverse_config_mapping |= kinds
+        _find_here(mapping, kinds.values())
+
+
+def _find_here(mapping: Any, kinds: Iterable[str]) -> None:
+    """Let the classes of these model types be found in this package."""
+    mapping._modules |= dict.fromkeys((kind.replace("-", "_") for kind in kinds), sys.modules["hf_bidir"])
 
 
 def _register_types(tables: str, module: ModuleType) -> None:
@@ -115,14 +93,8 @@ class _Registering(MetaPathFinder):
         return spec
 
 
-def register(without_stock: dict[str, str]) -> None:
-    """Register now, or as soon as the modules are imported.
-
-    Args:
-        without_stock: the modules of signed classes that have no stock counterpart, by name; the config of the model
-            type `bidir_x` is `BidirXConfig`.
-    """
-    _WITHOUT_STOCK.update(without_stock)
+def register() -> None:
+    """Register now, or as soon as the modules are imported."""
     for name, then in _REGISTER.items():
         if name in sys.modules:
             then(sys.modules[name])

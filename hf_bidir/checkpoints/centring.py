@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.examples import example_inputs
+from hf_bidir.checkpoints.examples import largest_difference, outputs_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.checkpoints.linear_maps import weight_of
-from hf_bidir.checkpoints.projections import Features, Projections, largest_change, projections
+from hf_bidir.checkpoints.projections import Features, Projections, projections
 
 TOLERANCE = 1e-3  # largest accepted relative change of softmax outputs
 Move = tuple[Tensor, Tensor | slice, Tensor]  # a bias, the indices in it, and what is added to them
@@ -39,8 +39,11 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
     Raises:
         ValueError: nothing can be centred, there is no batch, or softmax outputs would change; weights are restored.
     """
-    layers = [layer for layer in projections(model) if _movable(layer.key) or _values_movable(layer)]
-    if not layers:
+    batches = list(batches)
+    if not batches:
+        raise ValueError("expected at least one batch, to compute mean keys and values; got none.")
+    layers = projections(model, batches[0])
+    if not any(_movable(layer.key) or _values_movable(layer) for layer in layers):
         raise ValueError(
             f"centring changes the biases of keys, or of values and outputs; the attention of {type(model).__name__} "
             "has none, or has something between them and its projections (rotary positions, a norm)."
@@ -48,8 +51,6 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
     means = _means(model, batches)
     moves: list[Move] = []
     for layer in layers:
-        if layer.layer not in means:
-            continue
         mean_key, mean_value = means[layer.layer]
         if _movable(layer.key):
             moves += _subtracted(mean_key, layer.key)
@@ -59,7 +60,7 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
             context = mean_value.repeat_interleave(layer.heads // len(mean_value), 0).flatten()
             output: Any = layer.output  # a linear map, as `_values_movable` says
             moves.append((output.bias, slice(None), weight_of(output).float() @ context.float()))
-    _move(model, moves)
+    _move(model, moves, batches[0])
 
 
 def _subtracted(mean: Tensor, heads: list[list[Features]]) -> list[Move]:
@@ -80,12 +81,14 @@ def _biased(linear: nn.Module | None) -> bool:
     return linear is not None and linear.bias is not None
 
 
-def _move(model: PreTrainedModel, moves: list[Move]) -> None:
-    """Change biases; restore them if that changes softmax outputs."""
-    before, saved = _softmax_outputs(model), [(bias, bias.clone()) for bias, _, _ in moves]
-    for bias, indices, change in moves:
-        bias[indices] += change.to(bias.dtype)
-    difference = largest_change(before, _softmax_outputs(model))
+def _move(model: PreTrainedModel, moves: list[Move], inputs: Mapping[str, Tensor]) -> None:
+    """Change biases; restore them if that changes the softmax outputs for these inputs."""
+    saved = [(bias, bias.clone()) for bias, _, _ in moves]
+    with _softmax_in_evaluation(model):
+        before = outputs_of(model, inputs)
+        for bias, indices, change in moves:
+            bias[indices] += change.to(bias.dtype)
+        difference = largest_difference(before, outputs_of(model, inputs), inputs)
     if not difference <= max(TOLERANCE, 10 * torch.finfo(model.dtype).eps):
         for bias, old in saved:
             bias.copy_(old)
@@ -93,12 +96,6 @@ def _move(model: PreTrainedModel, moves: list[Move]) -> None:
             f"centring changes the softmax outputs of {type(model).__name__} by {difference:.1e}: scores are capped, "
             "coefficients do not sum to 1, or layers share projections. The weights are as before; leave centring out."
         )
-
-
-def _softmax_outputs(model: PreTrainedModel) -> list[Tensor]:
-    with _softmax_in_evaluation(model):
-        outputs = model(**example_inputs(model), return_dict=True)
-    return [value for value in outputs.values() if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[nn.Module, tuple[Tensor, Tensor]]:
@@ -114,16 +111,15 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
         if keep is not None and keep.shape[-1] == key.shape[2] and keep.numel() == tokens.numel():
             tokens = keep.reshape(tokens.shape)  # multiple choice has an extra dimension
         weights = tokens[:, None, :, None].float()
-        key_sum, value_sum = ((states * weights).sum((0, 2)) for states in (key, value))
         keys, values, count = sums.get(layer, (0, 0, 0))
-        sums[layer] = keys + key_sum, values + value_sum, count + weights.sum()
+        keys = keys + (key * weights).sum((0, 2))
+        values = values + (value * weights).sum((0, 2))
+        sums[layer] = keys, values, count + weights.sum()
 
     with _softmax_in_evaluation(model), observed_layers(model, add):
         for batch in batches:
             keep = batch.get("attention_mask")
             model(**batch)
-    if not sums:
-        raise ValueError("expected at least one batch, to compute mean keys and values; got none.")
     return {layer: (key / count, value / count) for layer, (key, value, count) in sums.items()}
 
 

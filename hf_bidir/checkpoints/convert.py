@@ -57,11 +57,10 @@ def convert_checkpoint(
     checkpoint = open_checkpoint(source, weights=weights)
     checkpoint.check_full_precision("converted")
     if checkpoint.is_signed:
-        advice = "convert a softmax checkpoint, or raise λ of this one by healing it (--heal) or in its config"
-        if checkpoint.config.attn_activation == "softmax":
-            advice = "it has softmax attention; heal it to TanhMax with --heal FILE, or write the stock model with"
-            advice += " --to-softmax"
-        raise ValueError(f"{source} is signed already ({checkpoint.config.model_type}); {advice}.")
+        raise ValueError(
+            f"{source} is signed already, with the activation {checkpoint.config.attn_activation}; convert a softmax "
+            "checkpoint, raise λ of this one by healing it (--heal), or write the stock model (--to-softmax)."
+        )
     model = checkpoint.signed_model(attn_activation=attn_activation, negative_mass=negative_mass, partial=partial)
     note = (
         f"Signed by hf_bidir: attention activation `{attn_activation}`, negative mass "

@@ -28,7 +28,7 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
     Raises:
         ValueError: the model needs an input that is not supported here.
     """
-    generator = torch.Generator().manual_seed(seed)
+    config, generator = model.config, torch.Generator().manual_seed(seed)
     accepted = inspect.signature(model.forward).parameters
     required = {
         name
@@ -36,23 +36,18 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
         if parameter.default is parameter.empty and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
     }
     wanted = required | {model.main_input_name}
-    beside_text = hasattr(model.config, "vision_config") and first_field(model.config, *IMAGE_TOKENS) is None
-    inputs: Inputs = {}
-    if "input_ids" in accepted and ("input_ids" in wanted or beside_text):
-        inputs = _texts(model.config, generator)
-        if "attention_mask" not in accepted:
-            del inputs["attention_mask"]
-    if "pixel_values" in wanted or ("pixel_values" in accepted and beside_text):
-        inputs["pixel_values"] = _images(model.config, generator)
-    if "input_features" in wanted:
-        inputs["input_features"] = _audio_features(model.config, generator)
-    elif "input_values" in wanted:
-        inputs["input_values"] = _sounds(model.config, generator)
-    if model.config.is_encoder_decoder and "decoder_input_ids" in accepted:
+    if hasattr(config, "vision_config") and first_field(config, *IMAGE_TOKENS) is None:
+        wanted |= {"input_ids", "pixel_values"}  # images beside a text
+    inputs = {name: make(config, generator) for name, make in MAKERS.items() if name in wanted & accepted.keys()}
+    if "input_ids" in inputs and "attention_mask" in accepted:
+        length = inputs["input_ids"].shape[1]
+        lengths = torch.tensor([[length], [length - length // 3]])
+        inputs["attention_mask"] = (torch.arange(length) < lengths).long()
+    if config.is_encoder_decoder and "decoder_input_ids" in accepted:
         if kind_of(model).derives_decoder_input:
-            inputs["input_ids"][:, 1] = model.config.eos_token_id
+            inputs["input_ids"][:, 1] = config.eos_token_id
         else:
-            inputs["decoder_input_ids"] = _ids(model.config, DECODER_STEPS, generator)
+            inputs["decoder_input_ids"] = _ids(config, generator)[:, :DECODER_STEPS]
     if missing := sorted(required - inputs.keys()):
         raise ValueError(f"{type(model).__name__} needs {', '.join(missing)}, for which there is no example.")
     if kind_of(model).auto == "AutoModelForMultipleChoice":
@@ -65,24 +60,22 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
 def placed(inputs: Inputs, model: PreTrainedModel) -> Inputs:
     """The inputs on the device of the model, images and sounds in its precision."""
     device = device_of(model)
-    return {
-        name: tensor.to(device, model.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in inputs.items()
-    }
+    on_device = {}
+    for name, tensor in inputs.items():
+        dtype = model.dtype if tensor.is_floating_point() else tensor.dtype
+        on_device[name] = tensor.to(device, dtype)
+    return on_device
 
 
-def _texts(config: PretrainedConfig, generator: torch.Generator) -> Inputs:
-    longest = first_field(config.get_text_config(), "max_position_embeddings", "n_positions") or 0
-    length = min(LENGTH, longest - 2) if longest > 0 else LENGTH  # XLNet has -1: any length
-    lengths = torch.tensor([[length], [length - length // 3]])
-    keep = (torch.arange(length) < lengths).long()
-    return {"input_ids": _ids(config, length, generator), "attention_mask": keep}
-
-
-def _ids(config: PretrainedConfig, length: int, generator: torch.Generator) -> Tensor:
+def _ids(config: PretrainedConfig, generator: torch.Generator) -> Tensor:
     """Random token ids `[2, length]`, without special tokens."""
+    text = config.get_text_config()
+    longest = first_field(text, "max_position_embeddings", "n_positions") or 0
+    length = LENGTH
+    if longest > 0:  # XLNet has -1: any length
+        length = min(LENGTH, longest - 2)
     special = set(special_tokens(config))
-    vocabulary = first_field(config.get_text_config(), "vocab_size") or 32
+    vocabulary = first_field(text, "vocab_size") or 32
     plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
     return plain[torch.randint(len(plain), (2, length), generator=generator)]
 
@@ -113,13 +106,13 @@ def _sounds(config: PretrainedConfig, generator: torch.Generator) -> Tensor:
     return torch.randn(2, *shape, generator=generator)
 
 
+MAKERS = {"input_ids": _ids, "pixel_values": _images, "input_features": _audio_features, "input_values": _sounds}
+
+
 def first_field(config: PretrainedConfig, *names: str) -> Any:
     """The value of the first of these fields in a config, else in one of its parts; None if there is none."""
-    for part in (config, *_parts(config)):
-        for name in names:
-            if getattr(part, name, None) is not None:
-                return getattr(part, name)
-    return None
+    values = (getattr(part, name, None) for part in (config, *_parts(config)) for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
@@ -139,13 +132,16 @@ def special_tokens(config: PretrainedConfig) -> Iterator[int]:
 
 def image_size(vision: PretrainedConfig) -> tuple[int, int]:
     """Height and width in pixels; 64 where the config has none."""
-    size = first_field(vision, "image_size", "img_size", "input_size")
-    size = (size["height"], size["width"]) if isinstance(size, dict) else size
-    return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2
+    size = first_field(vision, "image_size", "img_size", "input_size") or 64
+    if isinstance(size, dict):
+        return size["height"], size["width"]
+    if isinstance(size, list | tuple):
+        return size[-2], size[-1]
+    return size, size
 
 
 @torch.inference_mode()
-def outputs_of(model: PreTrainedModel, inputs: Inputs) -> list[Tensor]:
+def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -157,22 +153,22 @@ def output_tensors(outputs: Any) -> Iterator[Tensor]:
     if isinstance(outputs, Tensor) and outputs.is_floating_point():
         yield outputs
     elif isinstance(outputs, Mapping | list | tuple):
-        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+        parts = outputs.values() if isinstance(outputs, Mapping) else outputs
+        for part in parts:
             yield from output_tensors(part)
 
 
-def largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[str, Tensor]) -> float:
+def largest_difference(first: list[Tensor], second: list[Tensor], inputs: Mapping[str, Tensor]) -> float:
     """The largest difference of an output, without padding; relative to the largest output if that is above 1."""
-    keep = inputs.get("attention_mask")
-
-    def at_tokens(output: Tensor) -> Tensor:
-        if keep is not None and output.shape[: keep.dim()] == keep.shape:
-            output = output[keep.bool()]
-        return output.float()
-
-    pairs = [(at_tokens(a), at_tokens(b)) for a, b in zip(first, second, strict=True)]
-    found = [(a - b).abs().max() / a.abs().max().clamp_min(1) for a, b in pairs if a.numel()]
-    return torch.stack(found).max().item()  # propagates NaN, which Python's max would drop
+    keep, largest = inputs.get("attention_mask"), torch.zeros(())
+    for expected, got in zip(first, second, strict=True):
+        expected, got = expected.float(), got.float()
+        if keep is not None and expected.shape[: keep.dim()] == keep.shape:
+            expected, got = expected[keep.bool()], got[keep.bool()]
+        if expected.numel():
+            difference = (expected - got).abs().max() / expected.abs().max().clamp_min(1)
+            largest = torch.maximum(largest, difference.cpu())  # propagates NaN, which Python's max would drop
+    return largest.item()
 
 
 def rounding_tolerance(dtype: torch.dtype) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 NUMBER_OF_LABELS = "num_items_in_batch"  # the argument of loss functions
-NAMED = 5  # tokens or weights in a message
+NAMED = 5  # tokens in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 
 
@@ -159,11 +159,6 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
     if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
         raise ValueError(
             f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
-            f"{few(without)}. They were added without model.resize_token_embeddings(len(tokenizer)); call it, and save "
-            "the model again."
+            f"{', '.join(without[:NAMED])}. They were added without model.resize_token_embeddings(len(tokenizer)); "
+            "call it, and save the model again."
         )
-
-
-def few(names: list[str]) -> str:
-    """The first few names, for a message."""
-    return ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)

@@ -97,10 +97,11 @@ def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[S
 
     translates = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     decoder = signed_layers(model.get_decoder()) if translates else []
-    others = [layer for layer in signed_layers(model) if layer not in decoder]
+    encoder = [layer for layer in signed_layers(model) if layer not in decoder]
+    check_attends(model)
     with (
-        _intervening(model, Interventions(edit=partial(add, MASK)), others),
-        _intervening(model, Interventions(edit=partial(add, DECODER_MASK)), decoder),
+        intervening(model, encoder, Interventions(edit=partial(add, MASK))),
+        intervening(model, decoder, Interventions(edit=partial(add, DECODER_MASK))),
     ):
         yield count
 
@@ -145,28 +146,18 @@ def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _intervening(
-    model: nn.Module, interventions: Interventions, some: list[nn.Module] | None = None
-) -> AbstractContextManager[None]:
-    """Change all layers of the model, or some."""
-    layers = signed_layers(model)
+def _intervening(model: nn.Module, interventions: Interventions) -> AbstractContextManager[None]:
+    """Change all layers of the model."""
     check_attends(model)
-    if not layers:
-        raise ValueError(f"expected a signed model, got {type(model).__name__}; sign it with hf_bidir.signed(model).")
-    return intervening(model, layers if some is None else some, interventions)
-
-
-def attends(model: nn.Module) -> bool:
-    """Whether the model has signed layers, with coefficients that can be observed."""
-    return bool(signed_layers(model)) and getattr(getattr(model, "config", None), "attn_scope", None) != "none"
+    return intervening(model, signed_layers(model), interventions)
 
 
 def check_attends(model: nn.Module) -> None:
-    """Raise ValueError for a decoder without attention."""
-    if getattr(getattr(model, "config", None), "attn_scope", None) == "none":
+    """Raise ValueError unless the model has signed layers, with coefficients that can be observed."""
+    if not signed_layers(model):
         raise ValueError(
-            f'this {type(model).__name__} has no attention (attn_scope="none"), so there are no coefficients to '
-            "explain; train one with another attn_scope."
+            f"expected a signed model with attention, got {type(model).__name__}; hf_bidir.signed(model, "
+            "negative_mass=0.0) makes it one in place, with the same outputs."
         )
 
 

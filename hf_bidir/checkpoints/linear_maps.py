@@ -42,9 +42,12 @@ def weight_of(linear: nn.Module) -> Tensor:
     if is_plain(linear):
         weight: Any = parameter_of(linear, "weight")
         return weight.T if isinstance(linear, Conv1D) else weight
-    units = torch.cat([torch.zeros(1, linear.in_features), torch.eye(linear.in_features)])
+    parameters = list(linear.parameters())
+    dtype = next((weight.dtype for weight in parameters if weight.is_floating_point()), torch.float32)
+    device = parameters[0].device if parameters else None
+    units = torch.eye(linear.in_features, dtype=dtype, device=device)
     with evaluation_mode(linear), torch.no_grad():
-        bias, *columns = linear(_placed(units, linear))
+        bias, *columns = linear(torch.cat([torch.zeros_like(units[:1]), units]))
     return (torch.stack(columns) - bias).T
 
 
@@ -59,47 +62,27 @@ def parameter_of(module: nn.Module, name: str) -> Tensor | None:
         return getattr(module, name)
 
 
-def _placed(states: Tensor, linear: nn.Module) -> Tensor:
-    """The inputs on the device of the map, in the precision of its floating-point weights."""
-    weights = list(linear.parameters())
-    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), states.dtype)
-    return states.to(weights[0].device if weights else states.device, dtype)
-
-
 @contextmanager
 def gradients_through(model: nn.Module) -> Iterator[None]:
-    """Inside the context, gradients flow through maps that round their inputs, in calls from this thread.
+    """Inside the context, gradients flow through maps with quantised weights, in calls from this thread.
 
     The output stays what the map computes. Its gradient is that of a product with `weight_of` the map, as if the inputs
-    were not rounded (straight-through, Bengio et al. 2013, arXiv 1308.3432). Maps with a gradient keep their own.
+    were not rounded (straight-through, Bengio et al. 2013, arXiv 1308.3432).
     """
-    bases = [base for base in map(_base_of, linear_maps(model)) if not is_plain(base) and not _has_gradient(base)]
-    states: dict[nn.Module, Tensor] = {}
-
-    def before(linear: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        given = args or tuple(kwargs.values())
-        if not (torch.is_grad_enabled() and given[0].requires_grad):
-            return None
-        states[linear] = given[0]
-        return (given[0].detach(), *given[1:]), {}
 
     def after(linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor | None:
-        return _StraightThrough.apply(states.pop(linear), output.detach(), linear) if linear in states else None
+        if not torch.is_grad_enabled() or not args[0].requires_grad:
+            return None
+        return _StraightThrough.apply(args[0], output.detach(), linear)
 
-    with hooked(bases, before=before, after=after):
+    bases = [base for base in map(_base_of, linear_maps(model)) if not is_plain(base) and not _is_divided(base)]
+    with hooked(bases, after=after):
         yield
 
 
-def _has_gradient(linear: nn.Module) -> bool:
-    """Whether a gradient flows from the output of a map to its input."""
-    if any(hasattr(weight, "placements") for weight in linear.parameters()):
-        return True  # weights that are divided among processes, which only a call of the whole model puts together
-    with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(linear):
-        state = _placed(torch.ones(1, linear.in_features), linear)
-        with torch.no_grad():
-            linear(state)  # after which bitsandbytes may compute by another function
-        output = linear(state.requires_grad_()).sum()
-        return output.requires_grad and torch.autograd.grad(output, state, allow_unused=True)[0] is not None
+def _is_divided(linear: nn.Module) -> bool:
+    """Whether processes hold parts of the weights, which only a call of the whole model puts together."""
+    return any(hasattr(weight, "placements") for weight in linear.parameters())
 
 
 class _StraightThrough(torch.autograd.Function):

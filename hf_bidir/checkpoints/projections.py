@@ -4,7 +4,7 @@ Model families name and fuse their projections in dozens of ways, so they are fo
 feature of a linear map belongs to a head if the head's keys or values depend on it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -45,16 +45,7 @@ def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = No
     with in_evaluation(model), torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117
         with watching, observed_layers(model, probe.observe):
             model(**(example_inputs(model) if inputs is None else inputs))
-    return [probe.found.get(layer, Projections(layer)) for layer in signed_layers(model)]
-
-
-def largest_change(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
-    """The largest change of any output, relative to its largest magnitude before; NaN if any change is NaN."""
-    tiny = torch.finfo(torch.float32).tiny  # avoids 0 / 0 for outputs that are all 0
-    changes = [
-        (now - was).abs().max() / was.abs().max().clamp_min(tiny) for was, now in zip(before, after, strict=True)
-    ]
-    return torch.stack(changes).max().item()
+    return [probe.by_layer.get(layer, Projections(layer)) for layer in signed_layers(model)]
 
 
 class _Probe:
@@ -62,15 +53,16 @@ class _Probe:
 
     def __init__(self, model: PreTrainedModel):
         self.recent: list[tuple[nn.Module, Tensor]] = []  # maps that ran since the last attention, and their outputs
-        self.found: dict[nn.Module, Projections] = {}
+        self.by_layer: dict[nn.Module, Projections] = {}
         self.waiting: tuple[nn.Module, Tensor] | None = None  # a layer whose output map is not yet found
 
     def before(self, linear: nn.Module, args: tuple, kwargs: dict) -> None:
         if self.waiting is None or not args:
             return
         layer, context = self.waiting
-        if args[0].numel() == context.numel() and torch.equal(args[0].flatten(), context.flatten()):
-            self.found[layer], self.waiting = replace(self.found[layer], output=linear), None
+        if _equal(args[0], context):
+            self.by_layer[layer] = replace(self.by_layer[layer], output=linear)
+            self.waiting = None
 
     def after(self, linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
         leaf = output.detach().requires_grad_()
@@ -78,11 +70,10 @@ class _Probe:
         return leaf.clone()  # which DeBERTa changes in place
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        if layer not in self.found:  # a layer that is run again has the same maps
-            keys, values = (
-                [self._features(states[:, head]) for head in range(states.shape[1])] for states in (key, value)
-            )
-            self.found[layer] = Projections(layer, keys, values, heads=context.shape[2])
+        if layer not in self.by_layer:  # a layer that is run again has the same maps
+            keys = [self._features(head) for head in key.unbind(1)]
+            values = [self._features(head) for head in value.unbind(1)]
+            self.by_layer[layer] = Projections(layer, keys, values, heads=context.shape[2])
             self.waiting = layer, context.detach()
         self.recent = []
 
@@ -91,14 +82,15 @@ class _Probe:
         if not states.requires_grad or not self.recent:
             return []
         weighted = (states * torch.randn_like(states)).sum()
-        gradients = torch.autograd.grad(
-            weighted, [leaf for _, leaf in self.recent], allow_unused=True, retain_graph=True
-        )
-        found = []
+        leaves = [leaf for _, leaf in self.recent]
+        gradients = torch.autograd.grad(weighted, leaves, materialize_grads=True, allow_unused=True, retain_graph=True)
+        features = []
         for (linear, leaf), gradient in zip(self.recent, gradients, strict=True):
-            if gradient is not None and (used := gradient.flatten(0, -2).abs().amax(0) > 0).any():
-                indices = used.nonzero().flatten()
-                outputs = leaf[..., indices]
-                direct = outputs.numel() == states.numel() and torch.equal(outputs.flatten(), states.flatten())
-                found.append(Features(linear, indices, direct))
-        return found
+            indices = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten()
+            if len(indices):
+                features.append(Features(linear, indices, direct=_equal(leaf[..., indices], states)))
+        return features
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return first.numel() == second.numel() and torch.equal(first.flatten(), second.flatten())

@@ -1,7 +1,7 @@
 """Opens a checkpoint, signed or stock: what its files say is read once, its weights when they are asked for."""
 
 import copy
-import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,24 +19,20 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.utils import cached_file
 
+import hf_bidir
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
-from hf_bidir.checkpoints.auto_classes import bidir_class
-from hf_bidir.checkpoints.kinds import Kind, check_vocabulary, few, kind_of, vocabulary_of
+from hf_bidir.checkpoints.kinds import Kind, check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import is_timm, read_timm, vit_from_timm
 from hf_bidir.common.card import CARD, with_note
-from hf_bidir.common.errors import did_you_mean
-from hf_bidir.common.model_types import is_signed, stock_type
+from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.configuration_bidir import stock_heads
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-logger = logging.getLogger(__name__)
 
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
@@ -78,20 +74,12 @@ class Checkpoint:
     @property
     def head(self) -> type[PreTrainedModel]:
         """The class that it was saved with, by default that of the model without a head; ValueError if unknown."""
-        named = self.config.architectures
-        if self.is_signed:
-            name = (named or ["checkpoint without a class"])[0]
-            try:
-                return bidir_class(name)
-            except AttributeError as error:
-                raise ValueError(f"{self.source} is a {name}: {error}") from error
-        name = (named or [*stock_heads(self.config.model_type).values(), "model without a class"])[0]
-        if not hasattr(transformers, name):
-            raise ValueError(
-                f"{self.source} is a {name}, which transformers {transformers.__version__} does not have."
-                f"{did_you_mean(name, dir(transformers))}"
-            )
-        return getattr(transformers, name)
+        heads = () if self.is_signed else stock_heads(self.config.model_type).values()
+        name = (self.config.architectures or [*heads, "model without a class"])[0]
+        try:
+            return getattr(hf_bidir if self.is_signed else transformers, name)
+        except AttributeError as error:
+            raise ValueError(f"{self.source} is a {name}: {error}") from error
 
     @property
     def kind(self) -> Kind:
@@ -147,19 +135,11 @@ class Checkpoint:
         if adapter is None or base is None:
             raise ValueError(f"{self.source} is not an adapter: it has a config.json of its own.")
         if "quantization_config" in options:
-            raise ValueError(
-                f"{self.source} is an adapter, and can be quantised only when merged: hf-bidir merge {self.source} OUT."
-            )
+            raise ValueError(f"{self.source} is an adapter; merge it before it is quantised: hf-bidir merge.")
         base.check_full_precision("the base of an adapter")
         adapter.check_base(base.source, base.config, base.revision)
         options |= {"config": self.config, "dtype": dtype, "revision": base.revision, "ignore_mismatched_sizes": True}
-        try:
-            model, report = with_report(self.head, base.source, **options)
-        except (SafetensorError, RuntimeError) as error:
-            name = self.head.__name__
-            raise ValueError(
-                f"the base model {base.source} of the adapter {self.source} is no {name}: {error}"
-            ) from error
+        model, report = with_report(self.head, base.source, **options)
         unfit = (*report["missing_keys"], *report["mismatched_keys"])
         keys = {key if isinstance(key, str) else key[0] for key in unfit}  # or (key, shape, shape)
         if lacking := sorted(key for key in keys if not adapter.contains(key)):
@@ -178,18 +158,15 @@ class Checkpoint:
         """
         if self.vit:
             return [self.vit[1]]
-        found: dict[type, Any] = {}
+        by_class: dict[type, Any] = {}
         for auto in PROCESSORS:
-            try:
+            # each Auto class raises a different error for what the checkpoint lacks
+            with suppress(OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
                 processor = auto.from_pretrained(self.transformer, config=self.config)
-            # each Auto class raises a different error
-            except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-                logger.info("%s has nothing for %s", self.transformer, auto.__name__)
-            else:
-                found.setdefault(type(processor), processor)
-        for processor in found.values():
+                by_class.setdefault(type(processor), processor)
+        for processor in by_class.values():
             check_vocabulary(processor, vocabulary_of(model), self.transformer)
-        return list(found.values())
+        return list(by_class.values())
 
     def _loaded(
         self, head: type[PreTrainedModel], dtype: torch.dtype | str, options: dict[str, Any]
@@ -240,8 +217,7 @@ def open_checkpoint(
 
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
     """The config of a checkpoint alone, as `open_checkpoint` reads it; the errors are the same."""
-    adapter = read_adapter(source)
-    return adapter.model_config(_open_base(adapter, None).config) if adapter else _own_config(source, revision)
+    return open_checkpoint(source, revision=revision).config
 
 
 def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
@@ -260,32 +236,18 @@ def _own_config(source: str | Path, revision: str | None) -> PretrainedConfig:
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
         raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
     if path.is_file():
-        raise ValueError(f"expected a checkpoint folder, got the file {source}; {_instead_of_file(path)}.")
+        raise ValueError(
+            f"expected a checkpoint folder, got the file {path}; name its folder, {path.parent}. Of a GGUF file, save "
+            f'to a folder what from_pretrained("{path.parent}", gguf_file="{path.name}") of AutoModelForCausalLM and '
+            "AutoTokenizer read."
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     try:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(
-            f"{source} is not a checkpoint folder, and cannot be read from the Hub: {reason}"
-        ) from error
-    except ValueError as error:
-        model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
-        if model_type in CONFIG_MAPPING:
-            raise
-        raise ValueError(
-            f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
-            f"know.{did_you_mean(stock_type(str(model_type)), list(CONFIG_MAPPING_NAMES))}"
-        ) from error
-
-
-def _instead_of_file(path: Path) -> str:
-    """What to do where a file is named in place of a checkpoint folder."""
-    if path.suffix == ".gguf":
-        load = f'AutoModelForCausalLM.from_pretrained("{path.parent}", gguf_file="{path.name}")'
-        return f"in Python, save what {load} and AutoTokenizer likewise read to a folder, and name that"
-    return f"name its folder, {path.parent}"
+        raise FileNotFoundError(f"{source} is neither a folder nor can be read from the Hub: {reason}") from error
 
 
 def complete_model(
@@ -295,12 +257,7 @@ def complete_model(
 
     If the checkpoint has no pooler, the model has none.
     """
-    try:
-        model, report = with_report(head, source, dtype=dtype, **options)
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(
-            f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
-        ) from error
+    model, report = with_report(head, source, dtype=dtype, **options)
     missing = sorted(report["missing_keys"])
     if missing and all(name.startswith("pooler.") for name in missing) and "add_pooling_layer" not in options:
         return complete_model(head, source, dtype, add_pooling_layer=False, **options)
@@ -310,34 +267,22 @@ def complete_model(
 
 
 def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any) -> tuple[PreTrainedModel, dict]:
-    """`from_pretrained` with the keys that were missing or did not fit, which it does not log: callers check them.
-
-    One line names the weights that the model has no place for.
+    """`from_pretrained` with the keys that were missing or did not fit.
 
     Raises:
         FileNotFoundError: a folder without weights.
+        ValueError: weights that cannot be read.
     """
-    _check_weights(Path(source))
-    loader = logging.getLogger(transformers.modeling_utils.__name__)
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    loader.addFilter(is_other)
+    folder = Path(source)
+    if folder.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
+        raise FileNotFoundError(f"{folder} has no weights (*.safetensors); its {CARD} may say how to produce them.")
     try:
-        model, report = head.from_pretrained(source, output_loading_info=True, **options)
-    finally:
-        loader.removeFilter(is_other)
-    if left_out := sorted(report["unexpected_keys"]):
-        place = f"{len(left_out)} weights in {source} are not part of {head.__name__}"
-        logger.warning("%s and were left out: %s", place, few(left_out))
-    return model, report
-
-
-def _check_weights(folder: Path) -> None:
-    if folder.is_dir() and not any(file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind)):
-        card = f" Its {CARD} may say how to produce them." if (folder / CARD).is_file() else ""
-        raise FileNotFoundError(f"{folder} has no weights (*.safetensors).{card}")
+        return head.from_pretrained(source, output_loading_info=True, **options)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"{head.__name__} cannot read the weights in {source} ({error}); if a file is incomplete, copy or download "
+            "it again."
+        ) from error
 
 
 def merged(adapted: "PeftModel") -> PreTrainedModel:
@@ -356,14 +301,11 @@ def check_full_precision(config: PretrainedConfig, source: str | Path, what: str
 
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
     """The card, with a note after its header, and the licence of a checkpoint, as far as it has them, by name."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for name in (CARD, *LICENCES):
-        try:
-            path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-        except (OSError, ValueError) as error:
-            logger.info("%s of %s cannot be read: %s", name, source, error)
-            continue
-        found |= {name: Path(path).read_bytes()} if path else {}
-    if note and CARD in found:
-        found[CARD] = with_note(found[CARD], note)
-    return found
+        with suppress(OSError, ValueError):
+            if path := cached_file(source, name, _raise_exceptions_for_missing_entries=False):
+                files[name] = Path(path).read_bytes()
+    if note and CARD in files:
+        files[CARD] = with_note(files[CARD], note)
+    return files

@@ -66,12 +66,10 @@ class SentenceFolder:
         return getattr(transformers, name)
 
     def fetch_weights(self) -> None:
-        """Download the weights of a Hub repository, as safetensors or else pickled."""
-        if self.name is None:
-            return
-        _download(self.name, ["*.safetensors", *(f"{other}/*" for other in self.other_folders)])
-        if not any(self.transformer.glob("*.safetensors")):
-            _download(self.name, ["*.bin", "*.bin.index.json"])
+        """Download the weights of a Hub repository."""
+        if self.name is not None:
+            others = [f"{name}/*" for name in self.other_folders]
+            snapshot_download(self.name, allow_patterns=["*.safetensors", *others])
 
     def copy_others(self, target: Path) -> None:
         """Copy the other modules, settings and prompts."""
@@ -94,24 +92,14 @@ def sentence_folder(source: str | Path) -> SentenceFolder | None:
     if not listed.is_file():
         return None
     modules = json.loads(listed.read_text("utf-8"))
-    paths = [module["path"] for module in modules]
-    if outside := [path for path in paths if Path(path).is_absolute() or ".." in Path(path).parts]:
-        raise ValueError(
-            f"{source} has modules outside its folder ({', '.join(outside)}); such a model is not converted."
-        )
-    transformer = next((module for module in modules if _kind(module) == "Transformer"), None)
+    if any(Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts for module in modules):
+        raise ValueError(f"{source} has modules outside its folder, as {MODULES} says; such a model is not converted.")
+    transformer = next((module for module in modules if module["type"].endswith(".Transformer")), None)
     if transformer is None:
-        raise ValueError(
-            f"{source} is a model of sentence-transformers without a Transformer module, so it has no attention to "
-            f"sign; its modules are {', '.join(map(_kind, modules))}."
-        )
-    folder = listed.parent if name is None else _download(name, WITHOUT_WEIGHTS)
+        raise ValueError(f"{source} is a model of sentence-transformers without a Transformer, as {MODULES} says.")
+    folder = listed.parent if name is None else snapshot_download(name, allow_patterns=WITHOUT_WEIGHTS)
     others = tuple(module for module in modules if module is not transformer)
-    return SentenceFolder(folder, transformer["path"], others, name)
-
-
-def _kind(module: dict[str, str]) -> str:
-    return module["type"].rpartition(".")[2]
+    return SentenceFolder(Path(folder), transformer["path"], others, name)
 
 
 def _on_the_hub(name: str) -> str | None:
@@ -120,11 +108,3 @@ def _on_the_hub(name: str) -> str | None:
         return cached_file(name, MODULES, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError):
         return None
-
-
-def _download(name: str, patterns: list[str]) -> Path:
-    """Download the files of a Hub repository that match a pattern; returns the local folder."""
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # errors of the client and of its HTTP library
-        raise OSError(f"{name} could not be downloaded from the Hub ({error}); run the command again.") from error

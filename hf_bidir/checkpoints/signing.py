@@ -12,11 +12,9 @@ from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.compat import attn_implementation
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, bidir_config, config_of_class, is_softmax
 from hf_bidir.modeling.modeling_bidir import BidirMixin, replace_config, sign, signed_class, stock_base
-from hf_bidir.modeling.outside_attention import OutsideAttention, outside_layers
-from hf_bidir.modeling.signed_layers import attention_layers, check_attn_implementation, signed_layers
+from hf_bidir.modeling.outside_attention import OutsideAttention
+from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
 
-# what combines positions in place of attention, by parts of class names
-MIXERS = ("Attention", "Mixer", "FourierTransform", "Recurrent", "LSTMLayer", "FocalModulation", "S6")
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -26,7 +24,6 @@ def signed(
     *,
     attn_activation: str = "tanhmax",
     partial: bool = False,
-    activation: str | None = None,
 ) -> PreTrainedModel:
     """Sign a stock model in place: the same object and weights, with the class `Bidir…`.
 
@@ -36,7 +33,6 @@ def signed(
         negative_mass: `λ` in [0, 1]: one number, or a list with one entry per layer, each a number or one per head.
         attn_activation: "tanhmax", "balanced", "softmax", "tanh" or a registered name.
         partial: sign only layers that use transformers' attention interface; other attention stays softmax.
-        activation: the former name of `attn_activation`.
 
     Returns:
         The model. Its config is a new object; the stock config does not change.
@@ -44,23 +40,17 @@ def signed(
     Raises:
         ValueError: not a transformers model, signed already, no softmax attention, or some that cannot be signed.
     """
-    given, model = model, unwrapped(model)
-    if not attention_layers(model) and not outside_layers(model) and (instead := _mixers(model)):
-        raise ValueError(
-            f"{type(model).__name__} has no layer that computes softmax attention; it has {instead} instead. "
-            "`hf-bidir families` lists the model types that can be signed."
-        )
+    wrapped, model = model, unwrapped(model)
     if signed_layers(model):
         raise ValueError(f"{type(model).__name__} is signed already; set model.config.attn_negative_mass to change λ.")
-    made, activation = signed_class(type(model)), activation or attn_activation
-    config = bidir_config(
-        model.config, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial
-    )
+    made = signed_class(type(model))
+    fields = {"attn_activation": attn_activation, "attn_negative_mass": negative_mass, "attn_partial": partial}
+    config = bidir_config(model.config, **fields)
     check_attn_implementation(config._attn_implementation, softmax=is_softmax(config))
     sign(model, config)
     model.__class__ = made
     config.architectures = [made.__name__]  # by which other libraries choose their code
-    return given
+    return wrapped
 
 
 def unsigned(model: PreTrainedModel) -> PreTrainedModel:
@@ -75,25 +65,27 @@ def unsigned(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: not signed, or no stock model gives the same outputs; the model does not change.
     """
-    given, model = model, unwrapped(model)
+    wrapped, model = model, unwrapped(model)
     name, config = type(model).__name__, model.config
     if not signed_layers(model):
         raise ValueError(f"{name} is not signed; there is nothing to undo.")
-    if not is_softmax(config):
+    if not isinstance(model, BidirMixin) or not is_softmax(config) or config.attn_window is not None:
         raise ValueError(
-            f"{name} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}, which no "
-            "stock model does. Set model.config.attn_negative_mass = 0 if you want other outputs, or compare with "
-            "softmax inside `with hf_bidir.softmax(model):`."
-        )
-    if not isinstance(model, BidirMixin) or config.attn_window is not None:
-        raise ValueError(
-            f"{name} with attn_window={config.attn_window} has no counterpart in transformers; compare with softmax "
-            "inside `with hf_bidir.softmax(model):`."
+            f"no stock model gives the outputs of this {name}, which computes {config.attn_activation} with "
+            f"attn_negative_mass={config.attn_negative_mass} and attn_window={config.attn_window}. Set "
+            "model.config.attn_negative_mass = 0 if you want other outputs, or compare with softmax inside "
+            "`with hf_bidir.softmax(model):`."
         )
     if attn_implementation(config) == "fused":
         model.set_attn_implementation("sdpa")
-    _unsign(model, stock_config(config, stock_base(type(model))))
-    return given
+    stock = stock_config(config, stock_base(type(model)))
+    _unsign_layers(model, stock)
+    replace_config(model, config, stock)
+    for part in model.modules():
+        vars(part).pop("save_pretrained", None)
+        if isinstance(part, BidirMixin):
+            part.__class__ = stock_base(type(part))
+    return wrapped
 
 
 @contextmanager
@@ -143,16 +135,6 @@ def unwrapped(model: Any) -> PreTrainedModel:
     raise ValueError(f"expected a transformers model, got a {name}; load one with AutoModel.from_pretrained.")
 
 
-def _unsign(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Undo `sign`: a stock model again, with this stock config."""
-    _unsign_layers(model, config)
-    replace_config(model, model.config, config)
-    for part in model.modules():
-        vars(part).pop("save_pretrained", None)
-        if isinstance(part, BidirMixin):
-            part.__class__ = stock_base(type(part))
-
-
 def _unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Undo `sign_layers`; layers that had the config of the model get this one."""
     for layer in signed_layers(model):
@@ -165,11 +147,3 @@ def _unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     for part in model.modules():
         for hook in vars(part).pop("signed_hooks", ()):
             hook.remove()
-
-
-def _mixers(model: nn.Module) -> str:
-    """What a model without softmax attention combines positions with, by the names of its classes."""
-    classes = {type(module).__name__ for module in model.modules()}
-    mixing = sorted(name for name in classes if any(word in name for word in MIXERS))
-    innermost = [name for name in mixing if name.endswith(MIXERS)] or mixing
-    return ", ".join(innermost[:3]) or ("convolutions" if any("Conv" in name for name in classes) else "")

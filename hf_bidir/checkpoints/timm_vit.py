@@ -40,11 +40,15 @@ def is_timm(source: str | Path | nn.Module) -> bool:
 
 
 def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:
-    """The same network as a stock transformers ViT, and its preprocessing; ValueError names parts that a ViT lacks.
+    """The same network as a stock transformers ViT, and its preprocessing.
 
     The model classifies by its class token; without a classifier (`num_classes=0`) the result is a ViTModel.
+
+    Raises:
+        ValueError: not the plain ViT of Dosovitskiy et al. 2021, by its class, its weights or its outputs.
     """
-    _check_architecture(model)
+    if type(model).__name__ != "VisionTransformer":
+        raise ValueError(f"expected a timm VisionTransformer, got {type(model).__name__}.")
     block, classes = model.blocks[0], model.num_classes
     config = ViTConfig(
         hidden_size=model.embed_dim,
@@ -58,8 +62,15 @@ def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]
         qkv_bias=block.attn.qkv.bias is not None,
         num_labels=classes or 2,
     )
-    vit = ViTForImageClassification(config) if classes else ViTModel(config, add_pooling_layer=False)
-    vit.load_state_dict(_renamed(model.state_dict(), vit))
+    head = ViTForImageClassification if classes else ViTModel
+    options = {} if classes else {"add_pooling_layer": False}
+    weights = _renamed(model.state_dict(), "vit." if classes else "")
+    try:  # which also finds the names of weights in this version of transformers
+        vit, report = head.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True, **options)
+    except RuntimeError as error:  # other shapes
+        raise ValueError(f"transformers' ViT does not support this timm model: {error}") from error
+    if unfit := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
+        raise ValueError(f"transformers' ViT does not support this timm model: {', '.join(unfit)}.")
     _check_equal(vit.eval(), model)
     return vit, _image_processor(model)
 
@@ -78,65 +89,35 @@ def _check_equal(vit: PreTrainedModel, model: nn.Module) -> None:
         )
 
 
-def _check_architecture(model: nn.Module) -> None:
-    """Raise ValueError unless the model is the plain ViT of Dosovitskiy et al. 2021."""
-    if type(model).__name__ != "VisionTransformer":
-        raise ValueError(f"expected a timm VisionTransformer, got {type(model).__name__}.")
-    block = model.blocks[0]
-    parts = {
-        "no class token": not model.has_class_token,
-        "register tokens": model.num_reg_tokens > 0,
-        f"pooling {model.global_pool!r}": model.num_classes > 0 and model.global_pool != "token",
-        "a norm before the blocks": not isinstance(model.norm_pre, nn.Identity),
-        "no norm after the blocks": not isinstance(model.norm, nn.LayerNorm),
-        "a norm before the classifier": not isinstance(model.fc_norm, nn.Identity),
-        "position embeddings without the class token": model.pos_embed is None or model.no_embed_class,
-        "a norm of the patches": not isinstance(model.patch_embed.norm, nn.Identity),
-        "a norm of queries and keys": not isinstance(block.attn.q_norm, nn.Identity),
-        "layer scale": not isinstance(getattr(block, "ls1", nn.Identity()), nn.Identity),
-        f"the activation {type(block.mlp.act).__name__}": not isinstance(block.mlp.act, nn.GELU),
-    }
-    found = [name for name, present in parts.items() if present]
-    if found:
-        raise ValueError(f"transformers' ViT does not support this timm model; it has {', '.join(found)}.")
-
-
-def _renamed(weights: dict[str, Tensor], vit: PreTrainedModel) -> dict[str, Tensor]:
-    """timm's weights under the parameter names of the transformers model."""
-    merged = any(".q_proj." in name for name in vit.state_dict())
-    prefix = "vit." if isinstance(vit, ViTForImageClassification) else ""
-    block_names = {
-        "norm1": "layernorm_before",
-        "norm2": "layernorm_after",
-        "attn.proj": "attention.o_proj" if merged else "attention.output.dense",
-        "mlp.fc1": "mlp.fc1" if merged else "intermediate.dense",
-        "mlp.fc2": "mlp.fc2" if merged else "output.dense",
-    }
-    qkv = "attention.{}_proj" if merged else "attention.attention.{}"
-    qkv_names = [
-        qkv.format(letter if merged else word) for letter, word in zip("qkv", ("query", "key", "value"), strict=True)
-    ]
+def _renamed(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """timm's weights under the names of transformers' checkpoints; those that have no place there keep theirs."""
     names = {
         "cls_token": f"{prefix}embeddings.cls_token",
         "pos_embed": f"{prefix}embeddings.position_embeddings",
-        "patch_embed.proj.weight": f"{prefix}embeddings.patch_embeddings.projection.weight",
-        "patch_embed.proj.bias": f"{prefix}embeddings.patch_embeddings.projection.bias",
-        "norm.weight": f"{prefix}layernorm.weight",
-        "norm.bias": f"{prefix}layernorm.bias",
-        "head.weight": "classifier.weight",
-        "head.bias": "classifier.bias",
+        "patch_embed.proj": f"{prefix}embeddings.patch_embeddings.projection",
+        "norm": f"{prefix}layernorm",
+        "head": "classifier",
     }
-    renamed = {names[name]: tensor for name, tensor in weights.items() if name in names}
-    layers = f"{prefix}layers" if merged else f"{prefix}encoder.layer"
+    block_names = {
+        "norm1": "layernorm_before",
+        "norm2": "layernorm_after",
+        "attn.proj": "attention.output.dense",
+        "mlp.fc1": "intermediate.dense",
+        "mlp.fc2": "output.dense",
+    }
+    renamed = {}
     for name, tensor in weights.items():
+        module, _, kind = name.rpartition(".")
         if not name.startswith("blocks."):
+            renamed[names.get(name) or f"{names.get(module, module)}.{kind}"] = tensor
             continue
-        _, index, part = name.split(".", 2)
-        part, _, kind = part.rpartition(".")
+        _, index, part = module.split(".", 2)
+        layer = f"{prefix}encoder.layer.{index}"
         if part == "attn.qkv":
-            renamed |= {f"{layers}.{index}.{n}.{kind}": t for n, t in zip(qkv_names, tensor.chunk(3), strict=True)}
+            for projection, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                renamed[f"{layer}.attention.attention.{projection}.{kind}"] = rows.contiguous()
         else:
-            renamed[f"{layers}.{index}.{block_names[part]}.{kind}"] = tensor
+            renamed[f"{layer}.{block_names.get(part, part)}.{kind}"] = tensor
     return renamed
 
 

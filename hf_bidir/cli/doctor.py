@@ -78,7 +78,7 @@ def attention_paths() -> dict[str, str]:
         for name, (queries, keys, dropout) in SHAPES.items():
             query, key = (torch.empty(1, 4, length, 64, dtype=dtype, device=device) for length in (queries, keys))
             choice, reason = choose_implementation(query, key, key, AttentionCall(scaling=0.125, dropout=dropout))
-            rows[f"{str(dtype).removeprefix('torch.')}, {name}"] = f"{choice} ({reason})"
+            rows[f"{str(dtype).removeprefix('torch.')}, {name}"] = f"{choice} ({reason})" if reason else choice
     return rows | {"fused kernel": kernel_state()}
 
 

@@ -128,11 +128,6 @@ def check_bidir(model: PreTrainedModel) -> None:
             "hf_bidir.explain.explain and token_scores take both."
         )
     check_attends(model)
-    if not signed_layers(model):
-        raise ValueError(
-            f"expected a bidir model, got {type(model).__name__}; hf_bidir.signed(model, negative_mass=0.0) makes it "
-            "one in place, with the same outputs, and hf_bidir.explain.load_checkpoint(name) loads one."
-        )
 
 
 def attends_between_tokens(model: PreTrainedModel) -> bool:

@@ -15,13 +15,13 @@ from hf_bidir.checkpoints.layer_hooks import (
     DECODER_MASK,
     MASK,
     at_tokens,
-    attends,
     counted_signs,
     in_evaluation,
     observed_layers,
 )
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, score_shift
 from hf_bidir.modeling.configuration_bidir import all_masses
+from hf_bidir.modeling.signed_layers import signed_layers
 
 logger = logging.get_logger(__name__)
 
@@ -156,7 +156,7 @@ def measured(model: nn.Module, batch: dict[str, Any]) -> dict[str, float]:
 
     Every process of a distributed training runs the model twice, however long its examples are.
     """
-    found, signed = {}, attends(model)
+    found, signed = {}, bool(signed_layers(model))
     with in_evaluation(model):
         size = coefficients_per_layer(model, first_examples(batch, 1)) if signed else 0
         few = min(FEW, MOST // size) if size else FEW

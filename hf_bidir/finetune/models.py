@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+import hf_bidir
 from hf_bidir.checkpoints.adapters import check_untied, read_adapter
-from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config, with_report
@@ -176,7 +176,7 @@ def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -
         heads = ", ".join(name for name in config.auto_map if name != "AutoConfig")
         raise InputError(f"{source or 'the model'} is {config.model_type!r}, which has no {auto}; it has {heads}")
     with as_input_error():
-        return bidir_class(config.auto_map[auto].rpartition(".")[2])
+        return getattr(hf_bidir, config.auto_map[auto].rpartition(".")[2])
 
 
 @torch.no_grad()

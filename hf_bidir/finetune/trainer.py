@@ -65,10 +65,7 @@ class SignedTrainer(Trainer):
         self.eval_collator = eval_collator or self.data_collator
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; removes the recorded orientation of heads, which holds for the old weights only."""
-        config = self.accelerator.unwrap_model(self.model).config
-        if getattr(config, "attn_oriented", None) is not None:
-            config.attn_oriented = None
+        """As in transformers."""
         try:
             return super().train(*args, **kwargs)
         finally:

@@ -21,7 +21,6 @@ from hf_bidir.modeling.attention_call import (
     MASKED,
     AttentionCall,
     attention_call,
-    is_captured,
     keep_and_bias,
 )
 from hf_bidir.modeling.eager_attention import grouped_matmul
@@ -45,6 +44,12 @@ SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 MASK_ROWS = 256  # rows of a mask that are compared at a time
 WITHOUT_FLEX = ("cpu",)  # devices where compiled flex attention has no gradients and returns no log-sum-exps
 PADDING_ONLY = getattr(masking_utils, "bidirectional_mask_function", None)
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
 
 
 def _unsigned_layer(module: Any, *args: Any, **kwargs: Any) -> None:

@@ -7,8 +7,9 @@ may have come with a checkpoint; and never on the modules, which calls share.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from hf_bidir.kernels.observed_operators import ObservedOperators
 from hf_bidir.modeling.attention_call import same_batch
+from hf_bidir.modeling.compat import CHECKPOINT_FUNCTION
 from hf_bidir.modeling.eager_attention import grouped_matmul
-from hf_bidir.modeling.signed_layers import LayerCall, Plan, recompute_alike
+from hf_bidir.modeling.signed_layers import LayerCall, Plan
 
 Attended = tuple[Tensor, Tensor | None]
 
@@ -159,8 +161,27 @@ def intervening(model: nn.Module, layers: list[nn.Module], interventions: Interv
         by_code.setdefault(changes, {})[view] = interventions if outer is None else outer.then(interventions)
     with ExitStack() as stack:
         stack.enter_context(graphs.stopped())
-        stack.callback(recompute_alike(model))
+        stack.enter_context(recomputed_alike(model))
         for changes, of_layers in by_code.items():
             stack.callback(changes.set, changes.get())
             changes.set({**changes.get(), **of_layers})
         yield
+
+
+@contextmanager
+def recomputed_alike(model: nn.Module) -> Iterator[None]:
+    """With gradient checkpointing, layers that run inside the context run again in the context of that run, which the
+    backward pass, maybe in another thread, does not have."""
+
+    def alike(checkpoint: Callable, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(copy_context().run, function), *args, **kwargs)
+
+    functions = {module: vars(module).get(CHECKPOINT_FUNCTION) for module in model.modules()}
+    functions = {module: checkpoint for module, checkpoint in functions.items() if checkpoint is not None}
+    for module, checkpoint in functions.items():
+        setattr(module, CHECKPOINT_FUNCTION, partial(alike, checkpoint))
+    try:
+        yield
+    finally:
+        for module, checkpoint in functions.items():
+            setattr(module, CHECKPOINT_FUNCTION, checkpoint)

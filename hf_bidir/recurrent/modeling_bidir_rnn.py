@@ -2,7 +2,6 @@
 et al. 2015)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +35,6 @@ class BidirRnnPreTrainedModel(PreTrainedModel):
     config_class = BidirRnnConfig
     base_model_prefix = "rnn"
     attends_between_tokens = False  # a single query attends to the whole input
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        """ "eager", the only one; ValueError for another."""
-        if requested_attention not in (None, "eager"):
-            raise ValueError(
-                f'attn_implementation="{requested_attention}" is not available for {type(self).__name__}; leave it out.'
-            )
-        return "eager"
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase):
@@ -97,11 +88,8 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
             `output_hidden_states` the inputs and the outputs of the encoder.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`, an empty batch, or padding that is not on
-                the right.
+            ValueError: padding that is not on the right.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("expected either input_ids or inputs_embeds; got both or neither.")
         if inputs_embeds is None:
             inputs_embeds = self.embeddings(input_ids)
         keep = keep_mask(self.config, input_ids, attention_mask, inputs_embeds)
@@ -139,10 +127,7 @@ def state_size(config: BidirRnnConfig) -> int:
 
 
 def keep_mask(config: BidirRnnConfig, input_ids: Tensor | None, mask: Tensor | None, embedded: Tensor) -> Tensor:
-    """Boolean `[batch, length]`: True for tokens, False for padding; ValueError for a batch without positions."""
-    if not embedded.numel():
-        shape = tuple(embedded.shape[:2])
-        raise ValueError(f"expected at least one text with at least one position; got the shape {shape}.")
+    """Boolean `[batch, length]`: True for tokens, False for padding."""
     if mask is not None:
         return mask.bool()
     if input_ids is not None:
@@ -203,21 +188,9 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
-        if labels.dtype == torch.long:
-            check_labels(labels, self.config.num_labels)
         if self.reinforce is None:
             return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return self.reinforce(F.cross_entropy(logits, labels, reduction="none"), log_probability)
-
-
-def check_labels(labels: Tensor, count: int) -> None:
-    """Raise ValueError for no labels, or one that is neither below `count` nor ignored."""
-    known = (labels >= 0) & (labels < count)
-    if not labels.numel() or not (known | (labels == IGNORED)).all():
-        raise ValueError(
-            f"expected labels from 0 to {count - 1}, or {IGNORED} to ignore one; got the shape {tuple(labels.shape)} "
-            f"and the values {labels.unique().tolist()}."
-        )
 
 
 class RnnEncoder(nn.Module):
@@ -287,18 +260,12 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         None.
 
         Raises:
-            ValueError: neither `decoder_input_ids` nor `labels`, labels outside the vocabulary, an empty batch, or
-                padding that is not on the right.
+            ValueError: neither `decoder_input_ids` nor `labels`, or padding that is not on the right.
         """
-        if labels is not None:
-            check_labels(labels, self.config.vocab_size)
-            if decoder_input_ids is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if decoder_input_ids is None or not decoder_input_ids.numel():
-            raise ValueError(
-                "expected decoder_input_ids [batch, steps] of at least one step, or labels; to generate text, call "
-                "generate."
-            )
+        if decoder_input_ids is None and labels is None:
+            raise ValueError("expected decoder_input_ids [batch, steps] or labels; to generate text, call generate.")
+        if decoder_input_ids is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         keep = keep_mask(self.config, input_ids, attention_mask, encoder_outputs["last_hidden_state"])

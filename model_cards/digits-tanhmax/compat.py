@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 SIGNED = "bidir_"  # before the model type of the stock model, in files and in tables
+PREFIX = "Bidir"  # before the name of a class of transformers
 
 
 def _private(name: str, *modules: str, default: Any = None) -> Any:
@@ -52,17 +53,17 @@ def attn_implementation(config: PretrainedConfig) -> str | None:
     return raw_attribute(config, "__dict__").get(ATTN_IMPLEMENTATION) or getattr(config, "_attn_implementation", None)
 
 
-def register_head(stock: str, signed: str) -> None:
-    """Enter a signed class beside its stock one in the tables of class names by task.
+def register_heads() -> None:
+    """Enter the names of signed classes beside stock ones in the tables of class names by task and model type.
 
-    By these the Trainer shifts labels that it smooths, and pipelines decide what a model can do. A model type is a key
-    there; that of a signed model is none of the Auto classes', which therefore do not see these entries.
+    By these the Trainer shifts labels that it smooths, and pipelines decide what a model can do.
     """
     tables = vars(import_module("transformers.models.auto.modeling_auto")).items()
-    for table in [table for name, table in tables if name.endswith("_MAPPING_NAMES")]:
+    for table in [table for name, table in tables if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]:
         for kind, heads in [*table.items()]:
-            if stock in (heads if isinstance(heads, tuple) else [heads]):
-                table[SIGNED + kind] = signed
+            if not kind.startswith(SIGNED):
+                names = tuple(f"{PREFIX}{head}" for head in (heads if isinstance(heads, tuple) else [heads]))
+                table[SIGNED + kind] = names if len(names) > 1 else names[0]
 
 
 def heads_by_auto_class(model_type: str) -> dict[str, str]:

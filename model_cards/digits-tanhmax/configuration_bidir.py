@@ -1,16 +1,14 @@
 """Configs of models with signed attention: `Bidir` + the name of any transformers config, created on first access."""
 
 import functools
-import inspect
 from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
 
-from .activations import WITH_NEGATIVE_MASS, as_number, checked_negative_mass, did_you_mean, get_attn_activation
-from .compat import SIGNED, heads_by_auto_class
+from .activations import WITH_NEGATIVE_MASS, as_masses, did_you_mean, get_attn_activation
+from .compat import PREFIX, SIGNED, heads_by_auto_class
 
-PREFIX = "Bidir"
 FORMAT = 1  # version of the fields below in config.json
 ATTENTION_FIELDS = {
     "attn_activation": "tanhmax",
@@ -18,9 +16,7 @@ ATTENTION_FIELDS = {
     "attn_scope": "global",
     "attn_window": None,
     "attn_partial": False,
-    "attn_oriented": None,
 }
-WITHOUT_WINDOW = ("global", "none")  # scopes that take no attn_window
 FIELDS_DOC = """
     Signed attention adds these fields:
 
@@ -31,7 +27,6 @@ FIELDS_DOC = """
         most `attn_window` positions away, on either side.
     attn_window: at least 1; only with `attn_scope="window"`.
     attn_partial: sign only layers that use transformers' attention interface; other attention stays softmax.
-    attn_oriented: what development versions recorded about the signs of heads, for the weights they saw.
 """
 
 
@@ -41,8 +36,6 @@ _Stock: Any = object  # type checkers accept what a mixin inherits from the clas
 class BidirConfigMixin(_Stock):
     """Base class of every config with signed attention; precedes the stock config in the bases of a signed class."""
 
-    attn_scopes = ("global", "window")
-
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict, dict]:
         """As in transformers; also accepts stock checkpoints. The config of a part of a signed model inherits the
@@ -50,17 +43,11 @@ class BidirConfigMixin(_Stock):
         fields, unused = super().get_config_dict(*args, **kwargs)
         if f"{SIGNED}{fields.get('model_type')}" == cls.model_type:
             fields["model_type"] = cls.model_type  # avoids a warning of transformers about another type
+        whole = {name: fields[name] for name in ATTENTION_FIELDS if name in fields}
         keys = getattr(cls, "base_config_key", None) or []  # CLVP's encoder has several
-        for part in (fields.get(key) for key in ([keys] if isinstance(keys, str) else keys)):
-            if not isinstance(part, dict):
-                continue
-            ours = {name: fields[name] for name in ATTENTION_FIELDS if name in fields}
-            if isinstance(ours.get("attn_negative_mass"), list | tuple):
-                raise ValueError(
-                    f"the checkpoint has one attn_negative_mass for each layer of {fields.get('model_type')}, and "
-                    f"{cls.__name__} describes only a part of it; load the whole model and take the part from it."
-                )
-            part |= ours
+        for key in [keys] if isinstance(keys, str) else keys:
+            if isinstance(fields.get(key), dict):
+                fields[key] |= whole
         return fields, unused
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -77,16 +64,13 @@ class BidirConfigMixin(_Stock):
     def check_scope(self) -> None:
         """Raise ValueError unless `attn_scope` and `attn_window` fit each other and the model."""
         scope, window = self.attn_scope, self.attn_window
-        if scope not in self.attn_scopes:
+        if scope not in ("global", "window"):
+            raise ValueError(f'attn_scope="{scope}" is not known; choose one of: global, window.')
+        if (window or 0) < 1 if scope == "window" else window is not None:
             raise ValueError(
-                f'attn_scope="{scope}" is not available for {self.model_type}; choose one of: '
-                f"{', '.join(self.attn_scopes)}."
+                f'expected an attn_window of at least 1 with attn_scope="window", and none with "global"; got '
+                f'attn_window={window} with "{scope}".'
             )
-        if scope in WITHOUT_WINDOW and window is not None:
-            scopes = " or ".join(f'"{name}"' for name in self.attn_scopes if name not in WITHOUT_WINDOW)
-            raise ValueError(f'attn_window={window} needs attn_scope={scopes}; attn_scope is "{scope}".')
-        if scope not in WITHOUT_WINDOW and (window is None or window < 1):
-            raise ValueError(f'expected an attn_window of at least 1 for attn_scope="{scope}"; got {window}.')
         if scope == "window" and getattr(self, "is_encoder_decoder", False):
             raise ValueError(f'attn_scope="window" needs self-attention only; {self.model_type} has cross-attention.')
 
@@ -98,12 +82,8 @@ def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
         fields: attention fields that differ from the defaults.
 
     Raises:
-        ValueError: the config is signed already, its class is not from transformers, or a field is invalid.
+        ValueError: a field is invalid.
     """
-    if is_signed(type(config).model_type):
-        raise ValueError(
-            f"this {config.model_type} model is signed already; set model.config.attn_negative_mass instead."
-        )
     config_class = signed_config_class(type(config))
     signed = config_of_class(config_class, vars(config) | {"model_type": config.model_type})
     for name, value in (ATTENTION_FIELDS | fields).items():
@@ -121,12 +101,7 @@ def config_of_class(config_class: type[PretrainedConfig], fields: dict[str, Any]
 
 
 def signed_config_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
-    """The signed class of a config class of transformers; ValueError for other classes."""
-    if getattr(transformers, stock.__name__, None) is not stock:
-        raise ValueError(
-            f"{stock.__name__} is defined in {stock.__module__}; only configs and models of transformers itself can be "
-            "made signed, because a saved checkpoint refers to them by name."
-        )
+    """The signed class of a config class of transformers."""
     return globals().get(PREFIX + stock.__name__) or _create_class(stock)
 
 
@@ -136,8 +111,7 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_format(kwargs.pop("attn_format", 0))
         fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
-        for name in ("attn_learn_negative_mass", "auto_map"):  # obsolete, or a class attribute
-            kwargs.pop(name, None)
+        kwargs.pop("auto_map", None)
         kind = stock_type(kwargs.pop("model_type", stock.model_type))
         stock.__init__(self, *args, **kwargs)
         # Libraries decide by it what a model needs, as for the stock one: names of weights, tokenizers, inputs. It may
@@ -149,8 +123,6 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
         check_bidir_config(self)
 
     functools.update_wrapper(__init__, stock.__init__)
-    signature = with_fields(inspect.signature(stock.__init__), ATTENTION_FIELDS)
-    __init__.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
     made: Any = type(
         name,
         (BidirConfigMixin, stock),
@@ -168,14 +140,6 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     made.register_for_auto_class()
     globals()[name] = made  # pickle looks it up here
     return made
-
-
-def with_fields(signature: inspect.Signature, fields: dict[str, Any]) -> inspect.Signature:
-    """A signature with these fields as further keywords."""
-    ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in fields.items()]
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in fields]
-    rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-    return signature.replace(parameters=[*parameters, *ours, *rest])
 
 
 stock_heads = functools.cache(heads_by_auto_class)
@@ -235,16 +199,6 @@ def check_layers(mass: Any, heads: list[int | None]) -> None:
             raise ValueError(f"attn_negative_mass of layer {layer} needs {count} numbers, one per head; got {entry!r}.")
 
 
-def layer_negative_mass(config: PretrainedConfig, layer: int, layers: int) -> float | list[float]:
-    """`λ` of layer number `layer` of `layers`: one number, or one per head."""
-    mass = config.attn_negative_mass
-    if not isinstance(mass, (list, tuple)):
-        return mass
-    if len(mass) != layers:
-        check_layers(mass, [None] * layers)
-    return mass[layer]
-
-
 def all_masses(mass: Any) -> list[float]:
     """All numbers of a possibly nested `attn_negative_mass`, as a flat list."""
     if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union
@@ -265,17 +219,3 @@ def check_format(saved: int) -> None:
             f"this checkpoint was saved by a newer hf_bidir (attn_format {saved}; this version knows up to {FORMAT}); "
             "upgrade with pip install -U hf-bidir."
         )
-
-
-def as_masses(mass: Any, depth: int = 2) -> float | list:
-    """An `attn_negative_mass` of numbers, lists, arrays or tensors as floats and lists; ValueError if it is invalid."""
-    entries = mass.tolist() if hasattr(mass, "tolist") else mass  # of NumPy and torch
-    if isinstance(entries, list | tuple) and entries and depth:
-        return [as_masses(entry, depth - 1) for entry in entries]
-    number = as_number(entries)
-    if number is None:
-        raise ValueError(
-            "attn_negative_mass must be a number in [0, 1], or a list with one entry per layer, each a number or a "
-            f"list with one number per head; got {mass!r}."
-        )
-    return checked_negative_mass(number)

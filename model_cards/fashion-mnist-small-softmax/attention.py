@@ -29,6 +29,22 @@ class Implementation(NamedTuple):
     # for query, key, value, keep and call: the reason why "auto" takes it, or None
     preferred: Callable[..., str | None] = lambda *call: None
 
+    def obstacle(self, call: AttentionCall) -> str | None:
+        """What it does not compute of a call; None if it computes all."""
+        activation = call.activation
+        if activation not in (*WITH_NEGATIVE_MASS, "softmax"):
+            get_attn_activation(activation)  # or an error
+            return activation
+        if lacking := [term for term in call.terms if activation == "balanced" or term not in self.terms]:
+            return ", ".join(lacking)
+        # positive and negative half of a coefficient would be dropped separately
+        in_halves = activation == "balanced" or (activation == "tanhmax" and not self.dropout)
+        if call.dropout and in_halves:
+            return f"{activation} with dropout"
+        if activation == "tanhmax" and not self.softmax_heads and has_zero(call.negative_mass):
+            return "softmax heads and signed heads in one layer"
+        return None
+
 
 def bidir_attention(
     query: Tensor,
@@ -56,7 +72,7 @@ def bidir_attention(
             tensor of `heads` entries); ignored by the other activations.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
         dropout: probability in [0, 1) of dropping a coefficient; pass 0 outside training.
-        causal: query `i` attends to the kept keys `j <= i`; needs as many queries as keys: for queries that continue
+        causal: query `i` attends to the kept keys `j <= i`, both counted from the first: for queries that continue
             cached keys, pass a mask instead.
         window: query `i` attends to the kept keys with `|i - j| <= window`; needs as many queries as keys.
         implementation:
@@ -67,22 +83,18 @@ def bidir_attention(
             "fused"     of the installed package: one Triton kernel, on a GPU, for head dimensions 16 to 256;
             "auto"      the fastest exact one by activation, device, dtype and dropout; logs each choice once.
             All but "eager" take memory linear in the length, and compute balanced attention as two softmax attentions.
+            What an implementation does not compute, such as a registered activation, "eager" does, which is logged.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
         dropout) from "eager", else None. A query without kept keys gets a context of zeros.
 
     Raises:
-        ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, or an unsupported combination.
+        ValueError: shapes that do not fit, a mask that is not boolean, or an unknown name.
     """
     check_shapes(query, key, value, keep)
     options = {"scaling": scaling, "dropout": dropout, "causal": causal, "window": window}
     call = attention_call(query, key, activation, negative_mass, **options)
-    if causal and query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"causal needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
-            "of the keys to attend to."
-        )
     return attend(query, key, value, keep, call, implementation)
 
 
@@ -92,29 +104,34 @@ def attend(
     """`bidir_attention` for inputs that are already checked; models call this."""
     compiling, name, reason = torch.compiler.is_compiling(), implementation, None
     if name == "auto":
-        name, why = choose_implementation(query, key, value, call, keep)
-        expected = query.shape[2] == 1 or call.activation == "softmax"
-        reason = None if expected and not call.terms else why
-    if name != "eager":
-        computed = IMPLEMENTATIONS[name].terms if name in IMPLEMENTATIONS and call.activation != "balanced" else ()
-        if any(term not in computed for term in call.terms):
-            name, reason = "eager", f"only it computes {', '.join(call.terms)}"
-        elif not compiling and is_transformed(query, key, value, call.negative_mass):
-            name, reason = "eager", "only it supports torch.func and forward-mode derivatives"
+        name, reason = choose_implementation(query, key, value, call, keep)
+    elif name != "eager":
+        obstacle = _implementation(name).obstacle(call)
+        if obstacle:
+            name, reason = "eager", f"only it computes {obstacle}"
+    if name != "eager" and not compiling and is_transformed(query, key, value, call.negative_mass):
+        name, reason = "eager", "only it supports torch.func and forward-mode derivatives"
     if not compiling:
         _log_choice(name, reason, query.device.type)
     if name == "eager":
         return eager_attention(query, key, value, keep, call)
-    if implementation != "auto":
-        _check_implementation(name, call)
     if call.activation == "balanced":
         return balanced_attention(query, key, value, keep, call, name), None
     return IMPLEMENTATIONS[name].attend(query, key, value, keep, call), None
 
 
+def _implementation(name: str) -> Implementation:
+    if name not in IMPLEMENTATIONS:
+        known = ", ".join(("auto", "eager", *IMPLEMENTATIONS))
+        known += "" if "fused" in IMPLEMENTATIONS else f"; for others {INSTALL}"
+        raise ValueError(f"implementation={name!r} is not known; choose one of: {known}.")
+    return IMPLEMENTATIONS[name]
+
+
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     """torch's SDPA, with zeros instead of NaN for a query without kept keys."""
-    options: dict[str, Any] = {"scale": call.scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    grouped = query.shape[1] != key.shape[1]
+    options: dict[str, Any] = {"scale": call.scaling, "enable_gqa": grouped}
     if call.causal and call.window is None and keep is None:
         return F.scaled_dot_product_attention(query, key, value, None, call.dropout, is_causal=True, **options)
     mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
@@ -127,9 +144,9 @@ def balanced_attention(
 ) -> Tensor:
     """Softmax attention for the query and for its negative, by any implementation, and their weighted difference."""
     softmax_call, half = replace(call, activation="softmax", negative_mass=1.0), call.negative_mass / 2
-    found = (attend(signed, key, value, keep, softmax_call, implementation)[0] for signed in (query, -query))
-    toward, away = (upcast(context) for context in found)
-    return ((1 - half) * toward - half * away).to(value.dtype)
+    toward, _ = attend(query, key, value, keep, softmax_call, implementation)
+    away, _ = attend(-query, key, value, keep, softmax_call, implementation)
+    return ((1 - half) * upcast(toward) - half * upcast(away)).to(value.dtype)
 
 
 def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -145,10 +162,12 @@ def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
 
 def lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: AttentionCall) -> Tensor:
     """`lifted_attention` with a mask `[batch or 1, heads or 1, queries or 1, keys]` that has causality and window."""
-    shift, twice = call.shift(query), None if mask is None else torch.cat([mask, mask], -1)
+    keys = torch.cat([key, -key], 2)
+    values = torch.cat([value, -value], 2)
+    shift = call.shift(query)
+    twice = None if mask is None else torch.cat([mask, mask], -1)
     if shift is not None:
         twice = _lifted_bias(shift, twice, key.shape[2]).to(query.dtype)
-    keys, values = torch.cat([key, -key], 2), torch.cat([value, -value], 2)
     grouped = query.shape[1] != key.shape[1]
     context = F.scaled_dot_product_attention(query, keys, values, twice, scale=call.scaling, enable_gqa=grouped)
     return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
@@ -156,7 +175,8 @@ def lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call:
 
 def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
     """`[batch or 1, heads, queries or 1, 2 * length]`: +shift, then -shift, and -inf where the mask drops a key."""
-    bias = torch.cat([shift.expand(-1, 1, length), -shift.expand(-1, 1, length)], -1).unsqueeze(0)
+    shift = shift.expand(-1, 1, length)
+    bias = torch.cat([shift, -shift], -1).unsqueeze(0)
     if mask is None:
         return bias
     # A query without kept keys is computed unmasked, which avoids NaN; its context is zeroed afterwards.
@@ -170,29 +190,25 @@ def choose_implementation(
 
     Under torch.compile on a CPU it is "eager", whose operations the compiler fuses; in an exported graph "lift".
     """
-    activation, compiling = call.activation, torch.compiler.is_compiling()
-    if not call.terms:
-        if activation == "softmax":
-            return "lift", "softmax has no negative half: torch's SDPA itself"
-        liftable = activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor)
-        if liftable and query.shape[2] > 1 and compiling and torch.compiler.is_exporting():
-            return "lift", "softmax is one operator of a graph, TanhMax is twenty"
+    compiling, queries = torch.compiler.is_compiling(), query.shape[2]
+    obstacle = IMPLEMENTATIONS["lift"].obstacle(call)
+    if call.activation == "softmax" and not obstacle:
+        return "lift", "softmax has no negative half: torch's SDPA itself"
+    one_number = not isinstance(call.negative_mass, Tensor)
+    if compiling and torch.compiler.is_exporting() and one_number and queries > 1 and not obstacle:
+        return "lift", "softmax is one operator of a graph, TanhMax is twenty"
     for name, path in IMPLEMENTATIONS.items():
         if reason := path.preferred(query, key, value, keep, call):
             return name, reason
-    if call.terms:
-        return "eager", f"only it computes {', '.join(call.terms)}"
-    if query.shape[2] == 1:
-        return "eager", "one row of coefficients per head is small"
-    if activation == "balanced" and call.dropout == 0:
+    if obstacle:
+        return "eager", f"only it computes {obstacle}"
+    if queries == 1:
+        return "eager", ""  # one row of coefficients per head is small
+    if call.activation == "balanced":
         return "lift", "two softmax attentions by torch's SDPA"
     if compiling:
         return "eager", "torch.compile fuses the formula"
-    if activation != "tanhmax" or call.dropout > 0:
-        return "eager", f"{activation} has no other implementation{' with dropout' if call.dropout else ''}"
-    if has_zero(call.negative_mass):
-        return "eager", "one layer has softmax heads and signed heads"
-    if query.device.type == "cpu" and query.shape[2] * key.shape[2] <= SHORT:
+    if query.device.type == "cpu" and queries * key.shape[2] <= SHORT:
         return "eager", ""  # as fast, and keeps the digits of small scores
     return "lift", "torch's fused kernels compute it"
 
@@ -208,33 +224,11 @@ def _log_choice(choice: str, reason: str | None, device: str) -> None:
         logger.warning_once(f"signed attention: the Triton kernels for GPUs are faster; {INSTALL}.")
 
 
-def _check_implementation(implementation: str, call: AttentionCall) -> None:
-    """Raise ValueError if `implementation` is unknown or cannot compute the call."""
-    if implementation not in IMPLEMENTATIONS:
-        known = ", ".join(("auto", "eager", *IMPLEMENTATIONS))
-        known += "" if "fused" in IMPLEMENTATIONS else f"; for others {INSTALL}"
-        raise ValueError(f"implementation={implementation!r} is not known; choose one of: {known}.")
-    path = IMPLEMENTATIONS[implementation]
-    if call.activation not in (*WITH_NEGATIVE_MASS, "softmax"):
-        get_attn_activation(call.activation)
-        raise ValueError(f'attn_activation="{call.activation}" has no {implementation} implementation; use "eager".')
-    in_halves = call.activation == "balanced" or (call.activation == "tanhmax" and not path.dropout)
-    if in_halves and call.dropout > 0:
-        raise ValueError(
-            f"implementation={implementation!r} cannot apply dropout={call.dropout} to {call.activation}: it would "
-            'drop the positive and the negative half of a coefficient separately; use "eager", or dropout=0.'
-        )
-    if call.activation == "tanhmax" and not path.softmax_heads and has_zero(call.negative_mass):
-        raise ValueError(
-            f"implementation={implementation!r} needs every head's negative mass to be positive, got "
-            f'{torch.as_tensor(call.negative_mass).flatten().tolist()}; use "eager" or "fused" for softmax heads '
-            "beside signed heads."
-        )
-
-
 def has_zero(negative_mass: float | Tensor) -> bool:
-    """Whether some heads are softmax."""
-    return isinstance(negative_mass, Tensor) and bool((negative_mass == 0).any())
+    """Whether some heads are softmax; False while compiling, where values are unknown."""
+    if not isinstance(negative_mass, Tensor) or torch.compiler.is_compiling():
+        return False
+    return bool((negative_mass == 0).any())
 
 
 INSTALL = "pip install hf-bidir, and import hf_bidir before you load the checkpoint"

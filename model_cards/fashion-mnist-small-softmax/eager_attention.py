@@ -31,24 +31,31 @@ def eager_attention(
     if call.bias is not None:
         scores = scores + call.bias
     if call.sinks is not None:  # appended as an extra last key
-        scores = torch.cat([scores, call.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
+        sinks = call.sinks.view(1, -1, 1, 1).to(scores)
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], -1)
         keep = None if keep is None else F.pad(keep, (0, 1), value=True)
-    coefficients = activated(scores, keep, call.activation, call.negative_mass)[..., columns]
+    coefficients = activated(scores, keep, call.activation, call.negative_mass)
+    coefficients = coefficients[..., columns]  # without the sinks
     coefficients = F.dropout(coefficients, call.dropout) if factors is None else coefficients * factors
-    return grouped_matmul(coefficients.to(value.dtype), value), coefficients
+    context = grouped_matmul(coefficients.to(value.dtype), value)
+    return context, coefficients
 
 
 def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
     """`x @ y` for `[batch, heads, rows, n]` and `[batch, key heads, n, columns]`, without repeating `y`."""
     if x.shape[1] == y.shape[1]:
         return x @ y
-    return (x.reshape(x.shape[0], y.shape[1], -1, x.shape[3]) @ y).reshape(-1, *x.shape[1:3], y.shape[3])
+    batch, heads, rows, n = x.shape
+    grouped = x.reshape(batch, y.shape[1], -1, n)  # the rows of all heads that share a key head
+    return (grouped @ y).reshape(-1, heads, rows, y.shape[3])
 
 
 def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
     """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
-    mass = {"negative_mass": negative_mass} if activation in WITH_NEGATIVE_MASS else {}
-    return get_attn_activation(activation)(scores, keep, **mass)
+    function = get_attn_activation(activation)
+    if activation in WITH_NEGATIVE_MASS:
+        return function(scores, keep, negative_mass=negative_mass)
+    return function(scores, keep)
 
 
 def is_transformed(*inputs: Tensor | float) -> bool:

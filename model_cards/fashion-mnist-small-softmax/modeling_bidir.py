@@ -10,10 +10,9 @@ from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names, register_head
+from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names, register_heads
 from .configuration_bidir import (
     PREFIX,
-    all_masses,
     bidir_config,
     check_bidir_config,
     check_layers,
@@ -23,17 +22,14 @@ from .configuration_bidir import (
     stock_class,
     stock_heads,
 )
-from .outside_attention import UNSIGNABLE, outside_class, outside_layers
+from .outside_attention import outside_class, outside_layers, unsignable
 from .signed_layers import (
-    PAGED,
     SignedConfig,
     attention_layers,
     check_attn_implementation,
     heads_of,
-    recompute_alike,
     refused_options,
     requests,
-    selects_keys,
     signed_layers,
 )
 
@@ -55,57 +51,25 @@ class BidirMixin(_Stock):
     with `attn_activation="softmax"` or `attn_negative_mass=0` the model equals the stock model.
     """
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any):
-        """As in transformers; refuses backends without signed attention before any download."""
-        cls._check_backend(kwargs.get("attn_implementation"))
-        return super().from_pretrained(*args, **kwargs)
-
-    def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; refuses backends without signed attention."""
-        self._check_backend(attn_implementation, is_softmax(self.config))
-        super().set_attn_implementation(attn_implementation, *args, **kwargs)
-
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
         layers, config = signed_layers(self), self.config  # type: ignore[has-type]
-        whole = layers[0].signed_view.count if layers else 0
         if isinstance(config.attn_negative_mass, list) and layers:
-            # of the layers that are left; with their names, because a later transformers may list them in another order
-            masses = [config.attn_negative_mass[layer.signed_index] for layer in layers]
-            self.config = copy.copy(config)
-            vars(self.config).update(attn_negative_mass=masses, attn_layers=layer_names(self, layers))
+            self.config = copy.copy(config)  # of the layers that are left
+            self.config.attn_negative_mass = [config.attn_negative_mass[layer.signed_index] for layer in layers]
         made = type(self)
         if made.__module__.startswith("torch."):  # derived by FSDP in a file of torch, which would be saved as code
             base = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
             made.__module__, made.__name__, made.__qualname__ = base.__module__, base.__name__, base.__qualname__
         try:
-            if len(layers) != whole:
-                _check_loadable(self, len(layers), whole)
             return super().save_pretrained(*args, **kwargs)
         finally:
             self.config = config
-
-    def extra_repr(self) -> str:
-        """The attention activation and λ, for `repr(model)`."""
-        masses = sorted(set(map(float, all_masses(self.config.attn_negative_mass))))
-        ends = dict.fromkeys([masses[0], masses[-1]])
-        return f"attention: {self.config.attn_activation}, λ = {' to '.join(f'{mass:g}' for mass in ends)}"
 
     @classmethod
     def is_custom_code(cls) -> bool:
         """False: the modules are transformers' own, so missing weights are initialised as in the stock model."""
         return False
-
-    @classmethod
-    def _check_backend(cls, attn_implementation: str | dict | None, softmax: bool = False) -> None:
-        if isinstance(attn_implementation, dict):  # one backend per part of a composite model
-            for part in attn_implementation.values():
-                cls._check_backend(part, softmax)
-            return
-        if attn_implementation and attn_implementation != PAGED:
-            attn_implementation = attn_implementation.removeprefix("paged|")  # as transformers does
-        check_attn_implementation(attn_implementation, softmax)
 
 
 def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
@@ -152,7 +116,6 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     chosen = {*inside, *(() if config.attn_partial else outside.values())}
     layers = [module for module in model.modules() if module in chosen]
     check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
-    config.attn_negative_mass = _masses_by_name(model, layers, config)
     refused = {layer: refused_options(layer) for layer in inside}
     for index, layer in enumerate(layers):
         stock = getattr(layer, "config", model.config)
@@ -174,87 +137,38 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
 def _check_signable(
     model: PreTrainedModel, inside: list[nn.Module], outside: dict[str, nn.Module], partial: bool
 ) -> None:
-    name, classes = type(model).__name__, {type(layer).__name__ for layer in outside.values()}
+    name = type(model).__name__
     if not inside and (partial or not outside):
-        kept = f"; partial=True keeps softmax in {_listed(list(outside))}" if outside else ""
         raise ValueError(
-            f"{name} has no layer that computes softmax attention{kept}. "
+            f"{name} has no layer that computes softmax attention{' by the interface' if partial else ''}. "
             "`hf-bidir families` lists the model types that can be signed."
         )
-    if sparse := sorted({type(layer).__name__ for layer in inside if selects_keys(layer)}):
-        raise ValueError(
-            f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
-            "compute; use a model with dense attention."
-        )
-    reasons = {kind: why for kind in sorted(classes) for end, why in UNSIGNABLE.items() if kind.endswith(end)}
-    if reasons and not partial:
-        kind, why = next(iter(reasons.items()))
-        keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
-        raise ValueError(f"{name} has attention that cannot be signed: {kind} ({why}).{keep if inside else ''}")
-
-
-def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:
-    """The names of layers, without the prefix that a model with a head adds."""
-    names, prefix = {module: name for name, module in model.named_modules()}, f"{model.base_model_prefix}."
-    return [names[layer].removeprefix(prefix) for layer in layers]
-
-
-def _masses_by_name(model: PreTrainedModel, layers: list[nn.Module], config: PretrainedConfig) -> Any:
-    """`attn_negative_mass` in the order of the layers, where a checkpoint names those of its list; ValueError if it
-    names others."""
-    masses, saved = config.attn_negative_mass, getattr(config, "attn_layers", None)
-    if not isinstance(masses, list) or not saved:
-        return masses
-    names = layer_names(model, layers)
-    if sorted(saved) != sorted(names):
-        other = next(name for name in saved if name not in names)
-        raise ValueError(
-            f"the checkpoint has an attn_negative_mass for the layer {other}, and {type(model).__name__} of this "
-            f"transformers has {_listed(names)}. If they are the same, take attn_layers out of config.json."
-        )
-    config.attn_layers = names
-    return [masses[saved.index(name)] for name in names]
-
-
-def _listed(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    for layer in () if partial else outside.values():
+        if why := unsignable(type(layer)):
+            keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
+            raise ValueError(
+                f"{name} has attention that cannot be signed: {type(layer).__name__} ({why}).{keep if inside else ''}"
+            )
 
 
 def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     """With `output_attentions`, every layer returns coefficients, by the eager path."""
     requested = kwargs.get("output_attentions")
-    if not (getattr(model.config, "output_attentions", False) if requested is None else requested):
+    if requested is None:
+        requested = getattr(model.config, "output_attentions", False)
+    if not requested:
         return
-    compiling = torch.compiler.is_compiling()
-    requests.set((*requests.get(), [model, False, (lambda: None) if compiling else recompute_alike(model)]))
-    if not compiling and attn_implementation(model.config) != "eager":
+    requests.set((*requests.get(), model))
+    if not torch.compiler.is_compiling() and attn_implementation(model.config) != "eager":
         logger.warning_once(
             "signed attention: a call with output_attentions=True uses the eager path, which returns coefficients."
         )
 
 
 def _after_forward(model: PreTrainedModel, args: tuple, kwargs: dict, outputs: Any) -> None:
-    running = requests.get()
-    if not running or running[-1][0] is not model:  # `_before_forward` did not see a request, or did not run
-        return
-    _, returned, undo = running[-1]
-    undo()
-    requests.set(running[:-1])
-    returned = returned or outputs is None or torch.compiler.is_compiling()
-    if not returned and (compiled := _compiled_part(model)):
-        raise ValueError(
-            f"{compiled} of this {type(model).__name__} is compiled by itself, and returns no coefficients for "
-            'output_attentions=True; compile the whole model, or use attn_implementation="eager".'
-        )
-
-
-def _compiled_part(model: nn.Module) -> str | None:
-    """The name of a part that torch.compile runs by itself and that has signed layers."""
-    for name, part in model.named_modules():
-        compiled = hasattr(part, "_orig_mod") or vars(part).get("_compiled_call_impl") is not None
-        if compiled and part is not model and signed_layers(part):
-            return name
-    return None
+    models = requests.get()
+    if models and models[-1] is model:  # else `_before_forward` did not see a request, or did not run
+        requests.set(models[:-1])
 
 
 def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:
@@ -306,40 +220,24 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
             kwargs.setdefault("use_cache", False)
         return stock.generate(self, *args, **kwargs)
 
-    made: Any = type(
-        name,
-        (BidirMixin, stock),
-        {
-            "__init__": __init__,
-            **({"generate": functools.wraps(stock.generate)(generate)} if issubclass(stock, GenerationMixin) else {}),
-            "__module__": __name__,
-            "__qualname__": name,
-            "__doc__": stock.__doc__,
-            "config_class": config_class,
-        },
-    )
+    attributes = {
+        "__init__": __init__,
+        "__module__": __name__,
+        "__qualname__": name,
+        "__doc__": stock.__doc__,
+        "config_class": config_class,
+    }
+    if issubclass(stock, GenerationMixin):
+        attributes["generate"] = functools.wraps(stock.generate)(generate)
+    made: Any = type(name, (BidirMixin, stock), attributes)
     autos = [auto for auto, head in stock_heads(stock.config_class.model_type).items() if head == stock.__name__]
     made.register_for_auto_class(autos[0] if autos else "AutoModel")
     dict.__setitem__(CAN_RECORD, str(made), getattr(stock, "_can_record_outputs", None))
-    _register_checkpoint_keys(stock.__name__, name)
-    register_head(stock.__name__, name)
+    # without the names of weights in checkpoints, by which transformers renames them, they would stay random
+    if (names := checkpoint_names(stock.__name__)) is not None:
+        register_checkpoint_names(name, names, overwrite=True)
     globals()[name] = made  # pickle looks it up here
     return made
-
-
-def _check_loadable(model: PreTrainedModel, left: int, whole: int) -> None:
-    """Raise ValueError for a model with removed layers whose config asks for other ones."""
-    try:
-        with torch.device("meta"):
-            made = type(model)(copy.deepcopy(model.config))
-        fits = len(signed_layers(made)) == left
-    except ValueError:  # a list of masses does not fit
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"this {type(model).__name__} has {left} of its {whole} layers, and its config asks for others; set "
-            "num_hidden_layers to the number of those left, or save the whole model."
-        )
 
 
 def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[PretrainedConfig]) -> PretrainedConfig:
@@ -350,19 +248,14 @@ def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[
             "Sign a stock model with hf_bidir.signed(model), or load a stock checkpoint with from_pretrained(name)."
         )
     check_bidir_config(config)
-    model._check_backend(attn_implementation(config), is_softmax(config))
+    check_attn_implementation(attn_implementation(config), is_softmax(config))
     return config_of_class(stock, vars(config))
-
-
-def _register_checkpoint_keys(stock: str, signed: str) -> None:
-    """Give a signed class the checkpoint keys of its stock one, by which transformers renames weights: without this,
-    they would stay random."""
-    mapping = checkpoint_names(stock)
-    if mapping is not None:
-        register_checkpoint_names(signed, mapping, overwrite=True)
 
 
 def __getattr__(name: str) -> type[PreTrainedModel]:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return signed_class(stock_class(name, PreTrainedModel))
+
+
+register_heads()

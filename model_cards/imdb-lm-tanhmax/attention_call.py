@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import WITH_NEGATIVE_MASS, checked_negative_mass, compute_dtype, score_shift
+from .activations import WITH_NEGATIVE_MASS, as_masses, checked_negative_mass, compute_dtype, score_shift
 
 NegativeMass = float | Sequence[float] | Tensor
 
@@ -43,22 +43,21 @@ class AttentionCall:
 
     def shift(self, query: Tensor) -> Tensor | None:
         """`score_shift` as `[heads, 1, 1]` in the dtype of the scores, finite also for a mass of 0; None if it is 0."""
-        mass: Any = self.negative_mass
-        if isinstance(mass, float) and mass == 1:
+        mass, heads, dtype = self.negative_mass, query.shape[1], compute_dtype(query.dtype)
+        if isinstance(mass, Tensor):
+            mass = mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
+            return score_shift(mass).expand(heads, 1, 1)
+        if mass == 1:
             return None
-        dtype = compute_dtype(query.dtype)
-        if isinstance(mass, float):
-            return torch.full((query.shape[1], 1, 1), score_shift(mass), dtype=dtype, device=query.device)
-        mass = mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
-        return score_shift(mass).expand(query.shape[1], 1, 1)
+        return torch.full((heads, 1, 1), score_shift(mass), dtype=dtype, device=query.device)
 
     def band(self, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
         """Boolean `[rows, columns]`: the pairs that causality and window keep; None without either."""
         if not self.banded:
             return None
-        distance = torch.arange(rows.start, rows.stop, device=device)[:, None] - torch.arange(
-            columns.start, columns.stop, device=device
-        )
+        queries = torch.arange(rows.start, rows.stop, device=device)
+        keys = torch.arange(columns.start, columns.stop, device=device)
+        distance = queries[:, None] - keys
         if self.window is None:
             return distance >= 0
         return (distance >= (0 if self.causal else -self.window)) & (distance <= self.window)
@@ -133,32 +132,29 @@ def keep_and_bias(
     return keep, bias
 
 
-def is_captured(x: Tensor) -> bool:
-    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
-
-
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value expanded to one batch size; a batch of 1 is broadcast."""
-    batch = max(query.shape[0], key.shape[0])
-    query, key, value = (x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    batch = max(len(query), len(key))
+    query, key, value = (x if len(x) == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
     return query, key, value
 
 
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     """The negative mass as a float, or as a tensor `[heads, 1, 1]` if the heads differ or it was given as a tensor."""
-    heads = query.shape[1]
     if isinstance(negative_mass, float):
         return checked_negative_mass(negative_mass)
     if isinstance(negative_mass, Tensor):
-        _check_count(negative_mass.numel(), heads)
-        return checked_negative_mass(negative_mass).reshape(-1, 1, 1)
-    negative_mass = negative_mass.tolist() if hasattr(negative_mass, "tolist") else negative_mass  # of NumPy
-    if isinstance(negative_mass, str) or not hasattr(negative_mass, "__len__"):
-        return checked_negative_mass(negative_mass)  # one number of another kind, or an error
-    masses = [checked_negative_mass(value) for value in negative_mass]
-    _check_count(len(masses), heads)
+        masses = checked_negative_mass(negative_mass).flatten()
+    else:
+        masses = as_masses(negative_mass, depth=1)
+    if isinstance(masses, float):
+        return masses
+    if len(masses) not in (1, query.shape[1]):
+        raise ValueError(
+            f"negative_mass needs one value, or one for each of the {query.shape[1]} heads, got {len(masses)}."
+        )
+    if isinstance(masses, Tensor):
+        return masses.view(-1, 1, 1)
     if len(set(masses)) == 1:
         return masses[0]
     tensor = _as_tensor if torch.compiler.is_compiling() else _known_tensor
@@ -166,47 +162,37 @@ def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
 
 
 def _as_tensor(masses: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(masses, dtype=torch.float32, device=device)
-
-
-@lru_cache
-def _known_tensor(masses: tuple[float, ...], device: torch.device) -> Tensor:
-    """As above, once, because copying numbers to a GPU makes the CPU wait."""
     with torch.inference_mode(False):
-        return _as_tensor(masses, device)
+        return torch.tensor(masses, dtype=torch.float32, device=device)
 
 
-def _check_count(count: int, heads: int) -> None:
-    if count not in (1, heads):
-        raise ValueError(f"negative_mass needs one value, or one for each of the {heads} heads, got {count}.")
+_known_tensor = lru_cache(_as_tensor)  # once, because copying numbers to a GPU makes the CPU wait
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
     """Raise ValueError with all shapes unless they fit."""
-    of_query, of_key, of_value = query.shape, key.shape, value.shape
-    if len(of_query) != 4 or len(of_key) != 4 or of_value[:3] != of_key[:3]:
-        fault = "expected [batch, heads, length, head_dim] with equal key and value lengths"
-    elif of_query[0] != of_key[0] or of_query[3] != of_key[3]:
-        fault = "query and key must agree in batch and head_dim"
-    elif of_key[1] == 0 or of_query[1] % of_key[1]:
-        fault = "the number of key heads must divide the number of query heads"
-    elif query.numel() == 0 or value.numel() == 0:
-        fault = "no size may be 0"
-    else:
-        if keep is not None:
-            _check_keep(keep, (*of_query[:3], of_key[2]))
-        return
-    shapes = f"query {tuple(of_query)}, key {tuple(of_key)}, value {tuple(of_value)}"
-    raise ValueError(f"{fault}, got {shapes}.")
+    fault = _fault(query.shape, key.shape, value.shape)
+    if fault:
+        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        raise ValueError(f"{fault}, got {shapes}.")
+    if keep is not None:
+        _check_keep(keep, (*query.shape[:3], key.shape[2]))
+
+
+def _fault(query: torch.Size, key: torch.Size, value: torch.Size) -> str | None:
+    if len(query) != 4 or len(key) != 4 or value[:3] != key[:3]:
+        return "expected [batch, heads, length, head_dim] with equal key and value lengths"
+    if query[0] != key[0] or query[3] != key[3]:
+        return "query and key must agree in batch and head_dim"
+    if key[1] == 0 or query[1] % key[1]:
+        return "the number of key heads must divide the number of query heads"
+    return "no size may be 0" if 0 in query or 0 in value else None
 
 
 def _check_keep(keep: Tensor, full: tuple[int, ...]) -> None:
     if keep.dtype != torch.bool:
         raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; convert numbers with mask == 1.")
-    given = keep.shape
-    if (
-        len(given) != 4
-        or given[3] != full[3]
-        or not (given[0] in (1, full[0]) and given[1] in (1, full[1]) and given[2] in (1, full[2]))
-    ):
-        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(given)}.")
+    shape, (batch, heads, queries, keys) = tuple(keep.shape), full
+    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2] in (1, queries)
+    if not fits or shape[3] != keys:
+        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {shape}.")

@@ -6,6 +6,7 @@ Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` an
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -98,27 +99,28 @@ def checked_negative_mass(mass: Any) -> Any:
 
     Tensors are not inspected while torch.compile traces, and may have a gradient.
     """
+    checked = mass
     if isinstance(mass, Tensor):
-        checked, valid = mass, torch.compiler.is_compiling() or bool(((mass >= 0) & (mass <= 1)).all())
+        valid = torch.compiler.is_compiling() or bool(((mass >= 0) & (mass <= 1)).all())
     else:
-        checked = mass if isinstance(mass, float) else as_number(mass)
-        valid = checked is not None and 0 <= checked <= 1
+        if not isinstance(mass, float):
+            with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+                checked = float(mass)
+        valid = isinstance(checked, float) and 0 <= checked <= 1
     if not valid:
         raise ValueError(
-            f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {mass!r}; "
-            "set attn_negative_mass in the config, or the argument negative_mass, to a value in that range."
+            "a negative mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), a list has one entry per layer, each a "
+            f"number or one per head; got {mass!r} for attn_negative_mass of the config, or the argument negative_mass."
         )
     return checked
 
 
-def as_number(value: Any) -> float | None:
-    """A real number of any kind (Python's, NumPy's, a tensor with one entry) as a float; None for anything else."""
-    if isinstance(value, str):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None
+def as_masses(mass: Any, depth: int = 2) -> float | list:
+    """A negative mass of numbers, nested lists, arrays or tensors as floats and lists; ValueError if it is invalid."""
+    entries = mass.tolist() if hasattr(mass, "tolist") else mass  # of NumPy and torch
+    if isinstance(entries, (list, tuple)) and entries and depth:  # torch 2.8 compiles no union
+        return [as_masses(entry, depth - 1) for entry in entries]
+    return checked_negative_mass(entries)
 
 
 def _shifted_tanhmax(scores: Tensor, keep: Tensor | None, dim: int, shift: float | Tensor) -> Tensor:
@@ -169,10 +171,8 @@ def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
     first. Code loaded with `trust_remote_code` has its own registry, with the built-in names only.
 
     Raises:
-        ValueError: the name is taken by another function, or `fn` cannot be called.
+        ValueError: the name is taken by another function.
     """
-    if not callable(fn):
-        raise ValueError(f"attn_activation {name!r} needs a function fn(scores, keep=None, dim=-1), got {fn!r}.")
     if _ACTIVATIONS.get(name, fn) is not fn:
         raise ValueError(
             f"attn_activation {name!r} is already registered as {_ACTIVATIONS[name]}; choose another name."

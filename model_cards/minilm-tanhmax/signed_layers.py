@@ -7,7 +7,7 @@ config.
 
 import inspect
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
@@ -16,28 +16,23 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS, attention_changes
 from .attention import INSTALL, attend
 from .attention_call import attention_call, check_shapes, keep_and_bias, same_batch
-from .compat import ATTN_IMPLEMENTATION, CHECKPOINT_FUNCTION, attn_implementation, raw_attribute
-from .configuration_bidir import layer_negative_mass
-
-logger = logging.get_logger(__name__)
+from .compat import attn_implementation, raw_attribute
+from .configuration_bidir import check_layers
 
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
-PAGED = "paged|eager"  # the eager path of transformers' continuous batching
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
 SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
 # Arguments of attention functions: those that signed attention computes; and those that it refuses, which select keys
-# by index, describe packed examples, or are a paged cache that the function updates (transformers 5.0).
+# by index or describe packed examples.
 COMPUTED = {"scaling", "dropout", "is_causal", "position_bias", "softcap", "s_aux", "sliding_window"}
 STATES = {"module", "query", "key", "value", "attention_mask"}
-SPARSE = frozenset({"block_indices", "indices"})
 PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})
-UNSUPPORTED = SPARSE | PACKED | {"cache"}
+UNSUPPORTED = PACKED | {"block_indices", "indices"}
 
 
 class Plan(NamedTuple):
@@ -75,13 +70,12 @@ class SignedConfig:
     """
 
     changes: ClassVar = attention_changes
-    FIELDS: ClassVar = ("stock", "bidir", "index", "count", "refused")
 
     def __init__(self, stock: Any, bidir: PretrainedConfig, index: int, count: int, refused: Iterable[str] = ()):
-        self.__dict__.update(stock=stock, bidir=bidir, index=index, count=count, refused=tuple(refused))
+        vars(self).update(stock=stock, bidir=bidir, index=index, count=count, refused=tuple(refused))
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.FIELDS:  # not yet set while the object is copied or unpickled
+        if "stock" not in vars(self):  # while the object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.stock, name)
 
@@ -91,9 +85,12 @@ class SignedConfig:
     def plan(self) -> Plan:
         """What the layer computes, as its config says now."""
         fields = raw_attribute(self.bidir, "__dict__")
-        activation, mass, window = fields["attn_activation"], fields["attn_negative_mass"], fields["attn_window"]
+        activation, window = fields["attn_activation"], fields["attn_window"]
+        mass = fields["attn_negative_mass"]
         if isinstance(mass, list | tuple):
-            mass = layer_negative_mass(self.bidir, self.index, self.count)
+            if len(mass) != self.count:
+                check_layers(mass, [None] * self.count)
+            mass = mass[self.index]
         any_mass = any(mass) if isinstance(mass, list | tuple) else mass != 0
         softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any_mass)
         backend = attn_implementation(self.stock) or "sdpa"
@@ -105,9 +102,9 @@ class SignedConfig:
 
     @property
     def _attn_implementation(self) -> str:
-        name = raw_attribute(self.stock, "__dict__").get(ATTN_IMPLEMENTATION) or attn_implementation(self.stock)
-        if name is None or name in BUILT_IN:
-            return SIGNED + (name or "sdpa")
+        name = attn_implementation(self.stock) or "sdpa"
+        if name in BUILT_IN:
+            return SIGNED + name
         if name != "fused" and self.plan().softmax and self.change() is None:
             return name  # a kernel or a function of the user, which the layer calls as the stock model does
         check_attn_implementation(name)
@@ -133,14 +130,10 @@ def signed_attention(
         The context `[batch, queries, heads, head_dim]`, and if the call or the backend asks for them the coefficients
         `[batch, heads, queries, keys]`, else None.
     """
-    view, running = module.signed_view, requests.get()
-    call = LayerCall(module, view.plan(), query, key, value, attention_mask, options, bool(running))
+    view, requested = module.signed_view, bool(requests.get())
+    call = LayerCall(module, view.plan(), query, key, value, attention_mask, options, requested)
     change = view.change()
-    context, coefficients = attend_in_layer(call) if change is None else change.attend(attend_in_layer, call)
-    if coefficients is not None and running and not torch.compiler.is_compiling():
-        for request in running:
-            request[1] = True
-    return context, coefficients
+    return attend_in_layer(call) if change is None else change.attend(attend_in_layer, call)
 
 
 def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
@@ -149,10 +142,8 @@ def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
     if plan.softmax and (stock := _stock_function(call)):
         return stock(layer, call.query, call.key, call.value, call.mask, **options)
     backend = backend_of(plan.backend)
-    # continuous batching, which alone writes by index, keeps examples apart in its masks
-    computed = PACKED if "write_index" in options else backend.computes
     for name in layer.signed_view.refused:  # torch 2.8 compiles no set of strings
-        if options.get(name) is not None and name not in computed:
+        if options.get(name) is not None and name not in backend.computes:
             raise ValueError(
                 f"{type(layer).__name__} passes {name} to its attention function, which signed attention does not "
                 "support; omit the argument if it comes from your call, or use the softmax model."
@@ -165,13 +156,10 @@ def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
 
 def _stock_function(call: LayerCall) -> Callable | None:
     """The function of the stock model for a softmax layer; None if it does not give what the call needs."""
-    backend = call.plan.backend
-    if backend == "eager":
+    if call.plan.backend == "eager":
         return stock_eager(type(call.layer))  # type: ignore[arg-type]
-    if backend == PAGED:
-        return ALL_ATTENTION_FUNCTIONS[PAGED]
     lacking = call.coefficients or any(call.options.get(name) is not None for name in SDPA_LACKS)
-    return SDPA if backend == "sdpa" and not lacking else None
+    return SDPA if call.plan.backend == "sdpa" and not lacking else None
 
 
 def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | None]:
@@ -183,9 +171,10 @@ def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | No
     layer, plan, options, query = call.layer, call.plan, call.options, call.query
     eager, keep, bias = implementation == "eager", call.mask, None
     position_bias = options.get("position_bias")
-    if position_bias is not None or (keep is not None and keep.dtype != torch.bool):
-        separate = keep is not None and keep.dtype == torch.bool  # then a bias is hardly ever 0
-        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager and not separate)
+    is_boolean = keep is not None and keep.dtype == torch.bool
+    if position_bias is not None or (keep is not None and not is_boolean):
+        # beside a boolean mask, a bias is hardly ever 0
+        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager and not is_boolean)
     check_shapes(query, call.key, call.value, keep)
     attention = attention_call(
         query,
@@ -210,8 +199,10 @@ def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | No
 
 def is_causal(call: LayerCall) -> bool:
     """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
-    given = call.options.get("is_causal")
-    return call.query.shape[2] > 1 and (getattr(call.layer, "is_causal", True) if given is None else given)
+    causal = call.options.get("is_causal")
+    if causal is None:
+        causal = getattr(call.layer, "is_causal", True)
+    return call.query.shape[2] > 1 and causal
 
 
 class Backend(NamedTuple):
@@ -222,7 +213,7 @@ class Backend(NamedTuple):
     obstacle: Callable[[], str | None] = lambda: None  # the reason why it cannot run on this machine
 
 
-BUILT_IN = {"sdpa": "auto", "eager": "eager", PAGED: "eager"}  # and the implementations of `bidir_attention`
+BUILT_IN = {"sdpa": "auto", "eager": "eager"}  # and the implementations of `bidir_attention`
 BACKENDS = {name: Backend(partial(attend_by, implementation)) for name, implementation in BUILT_IN.items()}
 # of an installed room: functions that return the backend of an attn_implementation, or None
 OTHER_BACKENDS: list[Callable[[str], Backend | None]] = []
@@ -235,15 +226,11 @@ def backend_of(name: str) -> Backend:
     backend = BACKENDS.get(name) or next(filter(None, (find(name) for find in OTHER_BACKENDS)), None)
     if backend is not None:
         return backend
-    choices = '"sdpa" (the fastest exact path for the device, the default), "eager" (returns the coefficients)'
-    if OTHER_BACKENDS:
-        choices += ', "fused" (always the Triton kernel, on a GPU), flash_attention_2, 3 or 4, flex_attention'
-    else:
-        choices += f"; for others {INSTALL}"
+    others = '"fused", flash_attention_2, 3 or 4, flex_attention' if OTHER_BACKENDS else f"for others {INSTALL}"
     # begins like transformers' own message
     raise ValueError(
         f'Specified `attn_implementation="{name}"` is not supported: it does not compute signed attention; choose '
-        f"{choices}."
+        f'"sdpa", "eager"; {others}.'
     )
 
 
@@ -257,46 +244,26 @@ def check_attn_implementation(name: str | None, softmax: bool = False) -> None:
 
 
 class _Requests:
-    """The running calls of this thread or task that want coefficients, one inside the other: the model of each,
-    whether a layer returned some, and what to call at the end.
+    """The models whose running calls want coefficients, one inside the other, in this thread or task.
 
     A graph of torch.compile cannot read a `ContextVar`: while it is captured, only what is set inside it counts.
     """
 
     def __init__(self) -> None:
-        self.running: ContextVar[tuple[list, ...]] = ContextVar("requests", default=())
-        self.captured: tuple[list, ...] = ()
+        self.running: ContextVar[tuple[nn.Module, ...]] = ContextVar("requests", default=())
+        self.captured: tuple[nn.Module, ...] = ()
 
-    def get(self) -> tuple[list, ...]:
+    def get(self) -> tuple[nn.Module, ...]:
         return self.captured if torch.compiler.is_compiling() else self.running.get()
 
-    def set(self, requests: tuple[list, ...]) -> None:
+    def set(self, models: tuple[nn.Module, ...]) -> None:
         if torch.compiler.is_compiling():
-            self.captured = requests
+            self.captured = models
         else:
-            self.running.set(requests)
+            self.running.set(models)
 
 
 requests = _Requests()
-
-
-def recompute_alike(model: nn.Module) -> Callable[[], None]:
-    """With gradient checkpointing, layers that run from now on run again in the context of that run, which the backward
-    pass, maybe in another thread, does not have. Returns a function that undoes this."""
-
-    def alike(checkpoint: Callable, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(partial(copy_context().run, function), *args, **kwargs)
-
-    functions = [(module, vars(module).get(CHECKPOINT_FUNCTION)) for module in model.modules()]
-    functions = [(module, checkpoint) for module, checkpoint in functions if checkpoint is not None]
-    for module, checkpoint in functions:
-        setattr(module, CHECKPOINT_FUNCTION, partial(alike, checkpoint))
-
-    def undo() -> None:
-        for module, checkpoint in functions:
-            setattr(module, CHECKPOINT_FUNCTION, checkpoint)
-
-    return undo
 
 
 def signed_layers(model: nn.Module) -> list[nn.Module]:
@@ -328,12 +295,6 @@ def stock_eager(module_class: type[nn.Module]) -> Callable | None:
     functions = inspect.unwrap(module_class.forward).__globals__
     names = [name for name in code_of(module_class.forward).co_names if name.endswith("eager_attention_forward")]
     return functions.get(names[0]) if names else None
-
-
-def selects_keys(layer: nn.Module) -> bool:
-    """Whether a layer passes keys selected by index to its attention function."""
-    passed = (names for names in code_of(type(layer).forward).co_consts if isinstance(names, tuple))
-    return any(SPARSE & frozenset(names) for names in passed)
 
 
 def refused_options(layer: nn.Module) -> frozenset[str]:

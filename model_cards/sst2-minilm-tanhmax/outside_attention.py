@@ -9,7 +9,6 @@ smallest number first, because models also mask with -100, which scores of real 
 the scores does not change a softmax, but does change a signed activation: that subtraction is left out.
 """
 
-import inspect
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -21,12 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from .activations import WITH_NEGATIVE_MASS
 from .attention import attend
-from .attention_call import MASKED, AttentionCall, attention_call, is_captured
+from .attention_call import MASKED, AttentionCall, attention_call, keep_and_bias
 from .eager_attention import activated
 from .signed_layers import Plan, attention_layers, code_of
 
 FLOOR = -1000.0  # scores of at most this drop their key; masks of -1e4 and of the smallest fp16 number stay below it
-MASKS = ("attention_mask", "attn_mask")  # parameters of the `forward` of layers
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, Tensor.softmax}
 ADDING = {torch.baddbmm, Tensor.baddbmm}  # they add a product to their first argument
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum} | ADDING
@@ -76,12 +74,16 @@ def _attends(module_class: type[nn.Module]) -> bool:
     return any(SOFTMAX_FUNCTIONS & set(code_of(method).co_names) for method in methods)
 
 
+def unsignable(module_class: type[nn.Module]) -> str | None:
+    """The reason why attention of this class cannot be signed; None if it can."""
+    return next((why for end, why in UNSIGNABLE.items() if module_class.__name__.endswith(end)), None)
+
+
 class OutsideAttention(nn.Module):
     """What signing adds to the class of a layer outside the interface; see `outside_class`."""
 
     stock_class: type[nn.Module]
     signed_view: Any
-    mask_found = False  # whether a call has had a mask that reached the scores
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         plan, change = self.signed_view.plan(), self.signed_view.change()
@@ -98,35 +100,15 @@ class OutsideAttention(nn.Module):
             )
         with operators:
             outputs = super().forward(*args, **kwargs)
-        if operators.multiplied and not operators.found:
+        if operators.multiplied and not operators.replaced:
             raise ValueError(
                 f"{type(self).__name__} computed no softmax over keys that signed attention could replace; set its "
                 "negative mass to 0, or sign the model with partial=True."
             )
-        if not (self.mask_found or operators.keep is None or is_captured(operators.keep)):
-            self.check_mask(operators.keep, args, kwargs)
         return outputs
-
-    def check_mask(self, keep: Tensor, args: tuple, kwargs: dict) -> None:
-        """Raise ValueError if a call has a mask that drops keys, and all scores are kept."""
-        given = _signature(self.stock_class).bind(self, *args, **kwargs).arguments  # type: ignore[arg-type]
-        masks = [x for name, x in given.items() if name in MASKS and isinstance(x, Tensor) and x.is_floating_point()]
-        if not any((mask <= MASKED).any() for mask in masks):
-            return
-        if keep.all():
-            raise ValueError(
-                f"{type(self).__name__} applies its attention mask where signed attention does not see it, so that "
-                "padding would have weights; call the model without padding, or sign it with partial=True."
-            )
-        self.mask_found = True
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _restored, (self.stock_class,), self.__getstate__()
-
-
-@cache
-def _signature(stock: type[nn.Module]) -> inspect.Signature:
-    return inspect.signature(stock.forward)
 
 
 @cache
@@ -148,9 +130,8 @@ class SignedOperators(TorchFunctionMode):
     def __init__(self, layer: OutsideAttention, plan: Plan):
         super().__init__()
         self.layer, self.plan = layer, plan
-        self.multiplied = self.found = False  # whether there was a product of tensors, and a softmax over keys
+        self.multiplied = self.replaced = False  # whether there was a product of tensors, and a softmax over keys
         self.maximum: Tensor | None = None  # the last maximum of a tensor
-        self.keep: Tensor | None = None  # which of the last scores were not masked
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -182,10 +163,9 @@ class SignedOperators(TorchFunctionMode):
         dtype = next((x for x in more if isinstance(x, torch.dtype)), dtype)  # third argument of torch.softmax
         if dim not in (-1, input.dim() - 1):
             return function(input, dim, dtype=dtype)
-        self.found = True
+        self.replaced = True
         scores = input if dtype is None else input.to(dtype)
-        self.keep = None if self.plan.softmax else ~(scores <= FLOOR)
-        return self.coefficients(scores, self.keep)
+        return self.coefficients(scores, None if self.plan.softmax else ~(scores <= FLOOR))
 
     def coefficients(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         """The coefficients for scores."""
@@ -215,22 +195,25 @@ class SignedOperators(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        **options: Any,
     ) -> Tensor:
         """torch's attention, `[batch, heads, length, head_dim]`."""
         if query.dim() != 4:
             raise self.unavailable("torch's attention", query)
-        self.found = True
-        keep, bias = attn_mask, None
-        if attn_mask is not None and attn_mask.dtype != torch.bool:
-            attn_mask = lowered(attn_mask)
-            keep = ~(attn_mask <= FLOOR)
-            bias = attn_mask.masked_fill(~keep, 0)
-        while keep is not None and keep.dim() < 4:
-            keep = keep.unsqueeze(0)
-        options = {"scaling": scale, "dropout": dropout_p, "causal": is_causal, "bias": bias}
-        call = attention_call(query, key, self.plan.activation, self.plan.negative_mass, **options)
+        self.replaced = True
+        if attn_mask is not None and attn_mask.dim() < 4:
+            attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+        keep, bias = keep_and_bias(attn_mask, omit_zero_bias=True)
+        call = attention_call(
+            query,
+            key,
+            self.plan.activation,
+            self.plan.negative_mass,
+            scaling=options.get("scale"),
+            dropout=dropout_p,
+            causal=is_causal,
+            bias=bias,
+        )
         return self.context(query, key, value, keep, call)
 
     def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -243,14 +226,14 @@ class SignedOperators(TorchFunctionMode):
         )
 
 
-def lowered(term: Any, scores: Any = None) -> Any:
+def lowered(term: Any, scores: Any) -> Any:
     """A mask with the smallest number of its dtype in place of what drops a key; any other term as it is.
 
     A mask is a tensor of zeros and of numbers of at most `MASKED`, added to scores with as many keys.
     """
-    if not isinstance(term, Tensor) or not term.is_floating_point() or term.dim() < 2 or term.shape[-1] == 1:
+    if not isinstance(term, Tensor) or not isinstance(scores, Tensor) or not scores.dim():
         return term
-    if scores is not None and not (isinstance(scores, Tensor) and scores.dim() and scores.shape[-1] == term.shape[-1]):
+    if not term.is_floating_point() or term.dim() < 2 or term.shape[-1] == 1 or scores.shape[-1] != term.shape[-1]:
         return term
     dropped = term <= MASKED
     is_mask = ((term == 0) | dropped).all() & ~dropped.all()  # a tensor: the CPU does not wait for a GPU

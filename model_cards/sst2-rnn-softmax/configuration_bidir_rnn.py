@@ -21,7 +21,6 @@ CHOICES = {
     "attn_selection": ATTN_SELECTIONS,
     "decoder_style": (None, *DECODER_STYLES),
 }
-SIZES = ("vocab_size", "embedding_size", "hidden_size", "num_rnn_layers")
 FIELDS: dict[str, Any] = {
     "vocab_size": 8000,
     "embedding_size": 200,
@@ -106,8 +105,7 @@ class BidirRnnConfig(PretrainedConfig):
         super().__init__(**kwargs)
         for name, value in fields.items():
             setattr(self, name, value)
-        self._check_values()
-        self._check_combination()
+        self._check()
         self.check_scope()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -140,22 +138,13 @@ class BidirRnnConfig(PretrainedConfig):
             expected = "an attn_window of at least 1" if is_local else "no attn_window"
             raise ValueError(f'expected {expected} for attn_scope="{scope}"; got {window}.')
 
-    def _check_values(self) -> None:
+    def _check(self) -> None:
         get_attn_activation(self.attn_activation)
         for field, known in CHOICES.items():
             value = getattr(self, field)
             if value not in known:
                 names = ", ".join(map(str, known))
                 raise ValueError(f'{field}="{value}" is not known; choose one of: {names}.')
-        for field in SIZES:
-            if getattr(self, field) < 1:
-                raise ValueError(f"expected {field} of at least 1, got {getattr(self, field)}.")
-        if not isinstance(self.pad_token_id, int):
-            raise ValueError(f"expected pad_token_id, the id of the padding token; got {self.pad_token_id}.")
-        if self.attn_scale <= 0:
-            raise ValueError(f"expected attn_scale above 0, got {self.attn_scale}.")
-
-    def _check_combination(self) -> None:
         without_encoder = self.encoder == "none"
         if without_encoder and (self.bidirectional or self.attn_query == "last"):
             raise ValueError(

@@ -48,7 +48,9 @@ class BidirAlignment(nn.Module):
             values: `[batch, keys, value_size]`; by default the states.
         """
         coefficients = self.coefficients(query, states, keep[:, None, None], step)
-        values = (states if values is None else values).unsqueeze(1)
+        if values is None:
+            values = states
+        values = values.unsqueeze(1)
         if self.config.attn_selection == "soft":
             return Attended((coefficients @ values).flatten(1), coefficients)
         context, log_probability = select_one(coefficients, values, sample=self.training)
@@ -73,9 +75,9 @@ class BidirAlignment(nn.Module):
         if self.config.attn_scope == "local-m":
             distance = positions - step
             return keep & (distance.abs() <= window), 1.0
-        share = torch.sigmoid(self.place(query))
+        share = torch.sigmoid(self.place(query))[:, None, None]
         length = keep.sum(-1, keepdim=True)
-        distance = positions - length * share[:, None, None]
+        distance = positions - length * share
         weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
         return keep & (distance.abs() <= window), weight
 

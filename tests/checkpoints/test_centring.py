@@ -110,13 +110,6 @@ def test_afterwards_the_mean_key_and_value_of_the_tokens_that_are_kept_are_0(nam
         torch.testing.assert_close(key, old_key if name in VALUES_ALONE else torch.zeros_like(key), atol=1e-5, rtol=0)
 
 
-def test_the_model_is_left_in_the_mode_and_with_the_negative_mass_that_it_had():
-    model = model_of("BertForSequenceClassification").train()
-    model.config.attn_negative_mass = 0.5
-    centre_attention(model, [batch_of("BertForSequenceClassification")])
-    assert (model.training, model.config.attn_activation, model.config.attn_negative_mass) == (True, "tanhmax", 0.5)
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

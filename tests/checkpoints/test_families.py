@@ -4,9 +4,8 @@ import importlib
 import re
 
 import pytest
-import torch
 import transformers
-from transformers import CONFIG_MAPPING, BertConfig, BertModel
+from transformers import BertConfig, BertModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from typer.testing import CliRunner
 
@@ -62,7 +61,7 @@ def test_the_command_lists_supported_types_by_kind():
     ("name", "code", "told"),
     [
         ("roberta", 0, r"^roberta \(RobertaModel, encoder\): supported[^$]*checked: .*λ = 1 moves"),
-        ("fnet", 0, r"not supported[^$]*FNetModel has no layer that computes"),
+        ("fnet", 0, r"not supported: .*FNetModel has no layer that computes"),
         ("robertta", 2, r'no model type "robertta"\. Did you mean "roberta"\?'),
     ],
 )
@@ -70,12 +69,6 @@ def test_the_command_tells_what_was_checked_why_a_type_is_not_supported_and_the_
     result = run(name)
     assert result.exit_code == code
     assert re.search(told, result.output)
-
-
-def test_another_installed_version_is_named():
-    measured = families.summary()["transformers"]
-    assert families.remark(measured) == families.remark(None) == ""
-    assert families.remark("5.0.0") == f" (measured with transformers {measured}; 5.0.0 is installed)"
 
 
 @newer
@@ -97,7 +90,7 @@ def test_a_check_does_not_apply_where_the_stock_model_fails_it(sweep):
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
-        ("fnet", "refused", "no layer that computes softmax attention; it has FNetBasicFourierTransform"),
+        ("fnet", "refused", "no layer that computes softmax attention"),
         ("nystromformer", "refused", "its coefficients are a product of three softmax matrices"),
         ("sam_prompt_encoder", "part", "a part of another model"),
     ],
@@ -116,16 +109,6 @@ def pair(sweep):
 
     stock = built(BertModel, tiny_config(BertConfig))
     return Pair(stock, example(stock))
-
-
-@pytest.mark.parametrize("name", ["vit", "wav2vec2"])
-def test_examples_of_images_and_of_sounds_are_reshaped(sweep, name):
-    from benchmarks.families_inputs import Reshaped
-
-    model = sweep.built(sweep.model_class(name), sweep.tiny_config(CONFIG_MAPPING[name]))
-    plain = Reshaped(model, {}).inputs()
-    reshaped = Reshaped(model, dict.fromkeys(plain, lambda x: x.unsqueeze(1))).inputs()
-    assert reshaped[model.main_input_name].shape == plain[model.main_input_name].unsqueeze(1).shape
 
 
 def test_a_layer_that_stays_softmax_is_found(pair):
@@ -147,14 +130,3 @@ def test_a_layer_that_stays_softmax_is_found(pair):
     layer.__class__ = Hidden
     del layer.signed_index
     assert no_softmax_left(pair) == ("fail", "softmax in encoder.layer.0.attention.self")
-
-
-def test_outputs_that_do_not_move_fail_and_so_does_an_error_in_the_signed_model(pair):
-    from benchmarks.families_checks import equals_stock, moves
-
-    pair.signed.config.attn_activation = "softmax"
-    assert moves(pair).verdict == "fail"
-    assert equals_stock(pair, "sdpa").verdict == "pass"
-    with torch.no_grad():
-        pair.signed.encoder.layer[0].output.dense.weight.mul_(1.01)
-    assert equals_stock(pair, "eager").verdict == "fail"

@@ -10,7 +10,6 @@ from huggingface_hub import ModelCard
 from transformers import BertForMaskedLM, T5Config, T5EncoderModel
 
 from hf_bidir import convert_checkpoint
-from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.hub.card import build_model_card
 from hf_bidir.hub.push import stage
 from tests.hub_server import Hub
@@ -88,19 +87,6 @@ def test_the_card_of_the_source_comes_along_below_a_note_and_its_licence_too(sou
     assert (folder / "LICENSE").read_text() == "Apache-2.0"
 
 
-def test_negative_mass_reaches_the_vectors(source, converted):
-    assert (converted["negative mass"][1] - source[1]).abs().max() > 0.05
-
-
-def test_the_restored_folder_is_one_of_sentence_transformers_too(source, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    folder, expected = source
-    restored = restore_softmax(convert_checkpoint(folder, tmp_path / "signed"), tmp_path / "restored")
-    found = SentenceTransformer(str(restored), device="cpu").encode(SENTENCES, prompt_name="query")
-    torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-6)
-
-
 def test_the_class_in_the_config_may_be_another_than_the_one_that_embeds(source, tmp_path):
     """The config of all-mpnet-base-v2 names a language model, but its weights have no such head."""
     folder = tmp_path / "st"
@@ -132,8 +118,8 @@ def test_an_encoder_that_sentence_transformers_would_load_as_a_stock_one_is_refu
 @pytest.mark.parametrize(
     ("paths", "kind", "message"),
     [
-        ([""], "StaticEmbedding", r"without a Transformer module.*StaticEmbedding"),
-        (["", "../elsewhere"], "Transformer", r"modules outside its folder \(\.\./elsewhere\)"),
+        ([""], "StaticEmbedding", "without a Transformer"),
+        (["", "../elsewhere"], "Transformer", "modules outside its folder"),
     ],
 )
 def test_a_folder_without_a_transformer_or_with_a_module_outside_is_refused(paths, kind, message, tmp_path):

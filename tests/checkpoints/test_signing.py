@@ -9,8 +9,6 @@ import transformers
 
 import hf_bidir
 from hf_bidir.checkpoints.examples import example_inputs
-from hf_bidir.checkpoints.layer_hooks import observed_layers
-from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import SHAPE, TEXT, random_model, stock_model
 
 OTHERS = {  # with attention outside transformers' interface, and of parts with their own configs
@@ -54,17 +52,6 @@ def test_the_coefficients_are_those_of_softmax_inside_the_context():
     torch.testing.assert_close(coefficients.sum(-1), torch.ones(coefficients.shape[:-1]))
 
 
-def test_softmax_goes_together_with_changes_to_the_same_layers():
-    model, seen = hf_bidir.signed(stock_model("bert")), []
-    expected = outputs(stock_model("bert"))
-    outputs(model)  # a layer keeps the checked options of this call
-    with hf_bidir.softmax(model), observed_layers(model, lambda *values: seen.append(values)):
-        torch.testing.assert_close(outputs(model), expected)
-    with observed_layers(model, lambda *values: seen.append(values)), hf_bidir.softmax(model):
-        torch.testing.assert_close(outputs(model), expected)
-    assert len(seen) == 2 * len(signed_layers(model))
-
-
 def test_a_recurrent_model_computes_softmax_inside_the_context():
     config = {"vocab_size": 20, "hidden_size": 8, "embedding_size": 8, "num_labels": 2}
     torch.manual_seed(0)
@@ -88,22 +75,14 @@ def test_unsigned_gives_the_stock_model_back_which_saves_and_signs_as_before(sto
     assert not torch.equal(outputs(hf_bidir.signed(model)), expected)
 
 
-def test_a_loaded_signed_checkpoint_can_be_unsigned(stock, tmp_path):
-    made = hf_bidir.signed(copy.deepcopy(stock), negative_mass=0.0)
-    made.save_pretrained(tmp_path)
-    model = hf_bidir.unsigned(type(made).from_pretrained(tmp_path).eval())
-    assert type(model) is type(stock)
-    assert torch.equal(outputs(model), outputs(stock))
-
-
 def test_a_model_with_negative_mass_or_without_signs_is_refused_and_stays_as_it_is():
     model = hf_bidir.signed(stock_model("bert"), negative_mass=0.5)
-    with pytest.raises(ValueError, match=r"computes tanhmax with attn_negative_mass=0\.5, which no stock model does"):
+    with pytest.raises(ValueError, match=r"computes tanhmax with attn_negative_mass=0\.5"):
         hf_bidir.unsigned(model)
     assert type(model).__name__ == "BidirBertForSequenceClassification"
     windowed = hf_bidir.signed(stock_model("bert"), negative_mass=0.0)
     windowed.config.attn_window = 1
-    with pytest.raises(ValueError, match=r"with attn_window=1 has no counterpart in transformers; compare"):
+    with pytest.raises(ValueError, match="attn_window=1"):
         hf_bidir.unsigned(windowed)
     stock = transformers.BertModel(transformers.BertConfig(num_hidden_layers=0))
     with pytest.raises(ValueError, match="is not signed; there is nothing to undo"):

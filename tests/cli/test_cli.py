@@ -68,7 +68,7 @@ def test_an_output_folder_in_use_is_replaced_only_when_asked(stock, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{stock}/.."], "has no config.json"),
+        (["{stock}/.."], "config.json"),
         (["{stock}", "--attn-activation", "tanmax"], 'Did you mean "tanhmax"?'),
         (["{stock}", "--to-softmax"], "nothing to restore"),
         (["{stock}", "--to-softmax", "--negative-mass", "0.5"], "--to-softmax cannot be combined with"),

@@ -36,7 +36,7 @@ def test_versions_devices_and_the_kernel_have_a_row_without_paths_and_tokens(pri
     assert torch.__version__.startswith(row(printed, "torch"))
     assert f"{os.cpu_count()} cores" in row(printed, "cpu")
     assert row(printed, "fused kernel").startswith(("matches the eager path", "not used: "))
-    assert row(printed, "float32, decoding, one token over 512").startswith("eager ")
+    assert row(printed, "float32, decoding, one token over 512").startswith("eager")
     for private in (TOKEN, str(tmp_path), str(Path.cwd()), os.sep):
         assert private not in printed
 

@@ -144,11 +144,6 @@ def test_a_model_with_an_adapter_is_signed():
     assert type(model.get_base_model()) is hf_bidir.BidirBertForSequenceClassification
 
 
-def test_the_activation_is_chosen_by_the_name_of_its_field():
-    for option in ("attn_activation", "activation"):
-        assert hf_bidir.signed(stock_model("bert"), **{option: "balanced"}).config.attn_activation == "balanced"
-
-
 def test_a_prompt_and_sharded_weights_are_refused():
     prompt = get_peft_model(bert(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
     with pytest.raises(ValueError, match=r"adds a prompt, which is outside the model; pass model.get_base_model\(\)"):

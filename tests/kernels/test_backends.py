@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, GptOssConfig, GptOssForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, GptOssConfig, GptOssForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -17,7 +17,7 @@ from hf_bidir.kernels.fused_path import fused_obstacle
 from hf_bidir.modeling.attention_call import attention_call
 from hf_bidir.modeling.eager_attention import eager_attention
 from hf_bidir.modeling.signed_layers import LayerCall, Plan, signed_layers
-from tests.tiny_models import SHAPE, TEXT, VOCABULARY, inputs_of, logits_of, sliding_window_model, stock_model
+from tests.tiny_models import SHAPE, TEXT, inputs_of, logits_of, sliding_window_model, stock_model
 
 needs_triton = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_obstacle()))
 
@@ -60,21 +60,6 @@ def assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backe
 def test_a_model_with_padding_has_the_logits_and_gradients_of_the_eager_path(family, backend, flex_on_a_cpu):
     model = signed(stock_model(family).double(), negative_mass=[[1.0, 0.5, 0.1, 0.0], 0.7])
     assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backend)
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_continuous_batching_gives_the_tokens_of_generate(backend):
-    continuous = pytest.importorskip("transformers.generation.configuration_utils")
-    if not hasattr(continuous, "ContinuousBatchingConfig"):
-        pytest.skip("this version of transformers configures continuous batching in another way")
-    model = using(signed(stock_model("llama").double(), negative_mass=0.7), backend)
-    prompts = [[5, 6, 7, 8], [9, 10], [11] * 9]
-    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": VOCABULARY, "pad_token_id": 0}
-    small = continuous.ContinuousBatchingConfig(num_blocks=16, page_size=4, max_batch_tokens=16)
-    expected = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
-    generated = model.generate_batch(prompts, GenerationConfig(**options), continuous_batching_config=small)
-    assert [generated[key].generated_tokens for key in sorted(generated)] == expected
-    assert model.config._attn_implementation == backend
 
 
 @needs_triton

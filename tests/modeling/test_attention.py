@@ -5,13 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
-from torch.utils.flop_counter import FlopCounterMode
 
 from hf_bidir import bidir_attention
 from hf_bidir.kernels import chunked_attention, fused_path
 from hf_bidir.modeling import attention
 from hf_bidir.modeling.activations import get_attn_activation
-from hf_bidir.modeling.attention_call import attention_call, keep_and_bias
+from hf_bidir.modeling.attention_call import keep_and_bias
 
 IMPLEMENTATIONS = ["eager", "chunked", "lift", "auto"]
 LENGTH = 21
@@ -49,12 +48,6 @@ def assert_formula(inputs, keep=None, implementation="auto", rtol=1e-7, atol=1e-
     torch.testing.assert_close(results, expected, rtol=rtol, atol=atol)
 
 
-def flops(task):
-    with FlopCounterMode(display=False) as counter:
-        task()
-    return counter.get_total_flops()
-
-
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(chunked_attention, "BAND_ROWS", 8)
@@ -89,14 +82,6 @@ def test_every_implementation_is_the_written_out_formula(implementation, keep, s
         assert_formula(drawn(), keep, implementation, causal=causal, window=window, negative_mass=mass)
 
 
-@pytest.mark.parametrize("activation", ["softmax", "balanced"])
-@pytest.mark.parametrize("keep", [KEEPS["no mask"], KEEPS["one empty example"]], ids=["no mask", "empty example"])
-def test_softmax_and_balanced_attention_are_the_formula_on_softmax_kernels_too(keep, activation, small_pieces):
-    mass = {"negative_mass": (0.75, 0.0, 0.125, 1.0)} if activation == "balanced" else {}
-    for band in ({}, {"causal": True}, {"causal": True, "window": 3}):
-        assert_formula(drawn(), keep, "lift", activation=activation, **band, **mass)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9)),
@@ -123,7 +108,7 @@ def test_pieces_of_any_size_give_the_written_out_formula(shape, queries, piece, 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_causality_counts_queries_and_keys_of_unequal_lengths_from_the_first(implementation, queries, small_pieces):
     query, key, value = drawn(queries=queries)
-    context, _ = attention.attend(query, key, value, None, attention_call(query, key, causal=True), implementation)
+    context, _ = bidir_attention(query, key, value, causal=True, implementation=implementation)
     torch.testing.assert_close(context, written_out(query, key, value, causal=True))
 
 
@@ -171,16 +156,6 @@ def test_dropout_acts_on_coefficients_and_differs_from_call_to_call(implementati
     assert not torch.equal(dropped, again)
 
 
-def test_the_backward_pass_goes_through_the_pieces_of_the_forward_pass_with_another_number_of_threads(monkeypatch):
-    monkeypatch.setattr(chunked_attention, "CPU_PIECE", 2048)
-    query, key, value = inputs = drawn(heads=5, key_heads=5)
-    sizes = torch.tensor([0.01, 1.0, 90.0, 0.02, 3.0], dtype=torch.float64)[:, None, None]  # small, common, beyond e^40
-    context = bidir_attention(sizes * query, key, value, implementation="chunked")[0]
-    expected = torch.autograd.grad(written_out(sizes * query, key, value).square().sum(), inputs)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    torch.testing.assert_close(torch.autograd.grad(context.square().sum(), inputs), expected)
-
-
 @pytest.mark.parametrize("implementation", ["eager", "chunked", "lift"])
 def test_half_precision_stays_within_its_own_rounding(implementation):
     keep = KEEPS["padding on the right"]
@@ -190,49 +165,6 @@ def test_half_precision_stays_within_its_own_rounding(implementation):
         context = bidir_attention(*inputs, keep, implementation=implementation)[0]
         assert context.dtype == dtype
         torch.testing.assert_close(context.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("implementation", ["auto", "eager"])
-def test_scores_of_a_thousand_stay_finite(implementation):
-    inputs = drawn(size=30.0, dtype=torch.float32)
-    context = bidir_attention(*inputs, KEEPS["padding on the right"], implementation=implementation)[0]
-    assert all(result.isfinite().all() for result in context_and_gradients(context, inputs))
-
-
-def test_autocast_does_not_lower_the_precision_of_the_scores():
-    inputs = drawn(dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        context = bidir_attention(*inputs, implementation="chunked")[0]
-    torch.testing.assert_close(context, written_out(*inputs), rtol=0, atol=1e-5)
-
-
-def test_only_the_eager_path_returns_coefficients_and_applies_dropout_of_balanced_attention():
-    inputs = drawn()
-    for implementation in ("auto", "chunked", "lift"):
-        assert bidir_attention(*inputs, implementation=implementation)[1] is None
-    context, coefficients = bidir_attention(*inputs, activation="balanced", dropout=0.1)
-    value = inputs[2].repeat_interleave(2, 1)
-    torch.testing.assert_close(context, coefficients @ value)
-
-
-@pytest.mark.parametrize(("options", "share"), [({"causal": True}, 0.6), ({"window": 16}, 0.25)])
-def test_keys_out_of_reach_are_not_computed(options, share, small_pieces):
-    inputs = drawn(queries=256, keys=256)
-
-    def cost(**options):
-        return flops(lambda: bidir_attention(*inputs, implementation="chunked", **options)[0].sum().backward())
-
-    assert cost(**options) < share * cost()
-
-
-def test_padding_of_a_causal_batch_is_not_computed(small_pieces):
-    inputs = drawn(batch=1, queries=256, keys=256)
-    keep = (torch.arange(256) >= 192)[None, None, None]  # on the left, as for generation
-    few, many = (
-        flops(lambda keep=keep: bidir_attention(*inputs, keep, causal=True, implementation="chunked"))
-        for keep in (keep, None)
-    )
-    assert few < 0.2 * many
 
 
 def test_every_mask_of_transformers_becomes_the_same_keep_mask():
@@ -248,16 +180,9 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
     [
         ({"implementation": "fastest"}, "'fastest' is not known; choose one of: auto, eager"),
         ({"activation": "tanmax"}, 'Did you mean "tanhmax"'),
-        ({"activation": "tanh", "implementation": "chunked"}, '"tanh" has no chunked implementation; use "eager"'),
-        ({"implementation": "lift", "dropout": 0.1}, "cannot apply dropout=0.1"),
-        ({"activation": "balanced", "implementation": "lift", "dropout": 0.1}, r"dropout=0\.1 to balanced"),
         ({"negative_mass": [0.5, 0.5]}, "one for each of the 4 heads, got 2"),
         ({"negative_mass": torch.full((2,), 0.5)}, "one for each of the 4 heads, got 2"),
-        (
-            {"negative_mass": [0.0, 0.5, 1.0, 1.0], "implementation": "lift"},
-            "every head's negative mass to be pos",
-        ),
-        ({"negative_mass": "half"}, r"must lie in \[0, 1\].*, got 'half'"),
+        ({"negative_mass": "half"}, r"must lie in \[0, 1\] .*got 'half'"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"key": torch.zeros(2, 2, 0, 8), "value": torch.zeros(2, 2, 0, 8)}, r"no size may be 0.*\(2, 2, 0, 8\)"),
         ({"keep": torch.ones(2, 1, 1, LENGTH)}, "keep must be boolean"),
@@ -267,10 +192,6 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
         ({"query": torch.zeros(2, 3, LENGTH, 8)}, "number of key heads must divide the number of query heads"),
         ({"window": 0}, "window must be an integer of at least 1, or None; got 0"),
         ({"window": 2.0}, "window must be an integer of at least 1, or None; got 2.0"),
-        (
-            {"causal": True, "query": torch.zeros(2, 4, 5, 8)},
-            "causal needs as many queries as keys; got 5 queries for",
-        ),
         ({"window": 3, "query": torch.zeros(2, 4, 5, 8)}, "window needs as many queries as keys; got 5 queries for 21"),
     ],
 )
@@ -278,6 +199,28 @@ def test_an_impossible_request_gets_one_clear_error(changes, message):
     arguments = dict(zip(("query", "key", "value"), drawn(dtype=torch.float32), strict=True)) | changes
     with pytest.raises(ValueError, match=message):
         bidir_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "options", "named"),
+    [
+        ("chunked", {"activation": "tanh"}, "tanh"),
+        ("lift", {"dropout": 0.1}, "tanhmax with dropout"),
+        ("chunked", {"activation": "balanced", "dropout": 0.1}, "balanced with dropout"),
+        ("chunked", {"negative_mass": [0.0, 0.5, 1.0, 1.0]}, "softmax heads and signed heads in one layer"),
+    ],
+)
+def test_what_an_implementation_does_not_compute_is_left_to_the_formula_and_logged(
+    implementation, options, named, caplog
+):
+    attention._log_choice.cache_clear()
+    query, key, value = drawn()
+    torch.manual_seed(1)
+    context, coefficients = bidir_attention(query, key, value, implementation=implementation, **options)
+    torch.testing.assert_close(context, coefficients @ value.repeat_interleave(2, 1))
+    torch.manual_seed(1)
+    torch.testing.assert_close(coefficients, bidir_attention(query, key, value, implementation="eager", **options)[1])
+    assert f"(only it computes {named})" in caplog.text
 
 
 def test_without_the_kernels_fused_is_an_error_and_the_first_call_on_a_gpu_says_what_to_install(monkeypatch, caplog):

@@ -104,15 +104,6 @@ def test_changes_and_observers_act_in_the_thread_that_makes_them():
     assert seen == signed_layers(model)
 
 
-def test_an_edit_of_one_layer_and_of_all_both_apply_to_that_layer():
-    model, calls = signed_bert(), []
-    second = signed_layers(model)[1]
-    with edited_coefficients(second, lambda a: calls.append("second") or a):  # noqa: SIM117  one inside the other
-        with edited_coefficients(model, lambda a: calls.append("all") or a):
-            model(**INPUTS)
-    assert calls == ["all", "second", "all"]
-
-
 def test_layers_that_gradient_checkpointing_runs_again_are_changed_as_in_the_forward_pass():
     gradients = []
     for checkpointing in (False, True):
@@ -127,25 +118,3 @@ def test_layers_that_gradient_checkpointing_runs_again_are_changed_as_in_the_for
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
     for expected, got in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected)
-
-
-def test_a_call_with_attentions_leaves_compiled_functions_of_the_process_compiled():
-    model, runs = signed_bert(), []
-
-    def counting(graph, inputs):
-        return lambda *call: runs.append(graph) or graph.forward(*call)
-
-    compiled = torch.compile(lambda x: x.sin(), backend=counting)
-    signed_layers(model)[1].register_forward_pre_hook(lambda *_: runs.append(compiled(torch.ones(2))))
-    model(**INPUTS, output_attentions=True)
-    assert len(runs) == 2
-
-
-def test_coefficients_of_a_part_that_is_compiled_by_itself_are_an_error_that_names_it():
-    model = signed_bert()
-    model.bert.encoder = torch.compile(model.bert.encoder, backend="eager")
-    with pytest.raises(ValueError, match=r"encoder of this .* is compiled by itself"):
-        model(**INPUTS, output_attentions=True)
-    assert model(**INPUTS).logits.shape == (3, 2)
-    whole = torch.compile(signed_bert(), backend="eager")
-    assert whole(**INPUTS, output_attentions=True).attentions[0].shape == (3, 4, 9, 9)

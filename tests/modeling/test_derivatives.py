@@ -3,13 +3,12 @@
 import pytest
 import torch
 from torch.autograd import gradgradcheck
-from torch.func import grad, hessian, jvp, vmap
+from torch.func import grad, hessian, jvp
 
 from hf_bidir import bidir_attention, signed
 from tests.tiny_models import stock_model
 
 HEADS, LENGTH, SIZE = 4, 5, 3
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PADDING = torch.tensor([[True, True, True, True, False]])[:, None, None]
 FULL = torch.rand(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4
 
@@ -55,29 +54,6 @@ def test_the_negative_mass_has_second_derivatives_and_one_in_forward_mode():
     torch.testing.assert_close(slope, (attended(masses + step) - attended(masses - step)) / (2 * step))
 
 
-def second_gradients(inputs: list[torch.Tensor], implementation: str, **options) -> tuple[torch.Tensor, ...]:
-    context = bidir_attention(*inputs, implementation=implementation, **options)[0]
-    first = torch.autograd.grad(context.square().sum(), inputs, create_graph=True)
-    return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
-
-
-@pytest.fixture
-def of_kernel():
-    pytest.importorskip("triton")
-    return [x.detach().to(DEVICE).requires_grad_() for x in projections(dtype=torch.float32, size=16)]
-
-
-@pytest.mark.parametrize("options", [{"causal": True, "negative_mass": 0.3}, {"keep": PADDING.to(DEVICE)}])
-def test_second_derivatives_of_the_kernel_are_those_of_the_eager_path(of_kernel, options):
-    got, expected = (second_gradients(of_kernel, path, **options) for path in ("fused", "eager"))
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_the_kernel_refuses_second_derivatives_with_dropout_which_it_cannot_draw_again(of_kernel):
-    with pytest.raises(RuntimeError, match='only first derivatives; for second ones pass no dropout, or use "eager"'):
-        second_gradients(of_kernel, "fused", dropout=0.5)
-
-
 @pytest.fixture(scope="module")
 def bert():
     return signed(stock_model("bert")).double()
@@ -120,11 +96,3 @@ def test_every_way_to_differentiate_a_model_gives_what_finite_differences_give(b
     }
     for name, found in products.items():
         torch.testing.assert_close(found, change, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_gradients_per_example_are_those_of_single_examples(bert):
-    batch = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    together = vmap(grad(lambda x: logit(bert, x)))(batch)
-    for example, expected in zip(batch, together, strict=True):
-        (single,) = torch.autograd.grad(logit(bert, example.requires_grad_()), example)
-        torch.testing.assert_close(single, expected)

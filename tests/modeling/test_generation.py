@@ -7,8 +7,7 @@ import torch
 from transformers import StaticCache
 
 from hf_bidir import BidirLlamaForCausalLM, signed
-from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import DECODERS, FAMILIES, VOCABULARY, sliding_window_model, stock_model
+from tests.tiny_models import DECODERS, FAMILIES, VOCABULARY, stock_model
 
 GREEDY = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
 
@@ -66,23 +65,6 @@ def test_prompts_padded_on_the_left_are_continued_as_alone(decoder):
         assert torch.equal(row, expected[0, alone.shape[1] :])
 
 
-def test_beams_find_a_text_that_is_at_least_as_likely_as_the_greedy_one(model):
-    def likelihood(**options):
-        found = model.generate(prompts(), **GREEDY | options, output_scores=True, return_dict_in_generate=True)
-        beams = getattr(found, "beam_indices", None)
-        return model.compute_transition_scores(found.sequences, found.scores, beams, normalize_logits=True).sum(1)
-
-    assert (likelihood(num_beams=4) >= likelihood() - 1e-3).all()
-
-
-def test_an_assistant_changes_no_token(decoder):
-    prompt = prompts(batch=1)
-    assistant = signed(stock_model("llama", num_hidden_layers=1), negative_mass=0.0)
-    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
-    expected = decoder.generate(prompt, **options)
-    assert torch.equal(decoder.generate(prompt, **options, assistant_model=assistant), expected)
-
-
 def test_a_step_over_a_static_cache_compiles_into_one_graph():
     ids, decoder = prompts(batch=1), signed(stock_model("llama"))
 
@@ -99,35 +81,3 @@ def test_a_step_over_a_static_cache_compiles_into_one_graph():
         expected = steps(decoder)
         compiled = torch.compile(decoder, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(steps(compiled), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_cache_is_read_where_it_lies():
-    """No tensor as large as the keys of all query heads is allocated while a token is generated."""
-    decoder, seen = signed(stock_model("llama")), []
-    cache = decoder(prompts(40, 1), use_cache=True).past_key_values
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            seen.extend(tuple(x.shape) for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
-            return result
-
-    with torch.no_grad(), Watch():
-        decoder(prompts(1, 1), past_key_values=cache)
-    assert not any(len(shape) == 4 and shape[1] == 4 and shape[2] >= 40 for shape in seen)
-
-
-def test_a_sliding_window_is_the_same_with_and_without_a_cache():
-    model = signed(sliding_window_model())
-    expected = model.generate(prompts(9), **GREEDY, use_cache=False)
-    assert torch.equal(model.generate(prompts(9), **GREEDY), expected)
-
-
-def test_a_causal_model_without_padding_makes_no_mask(decoder):
-    masks = []
-    for layer in signed_layers(decoder):
-        layer.register_forward_pre_hook(
-            lambda _, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
-        )
-    decoder(prompts())
-    assert masks == [None, None]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.activations import tanhmax
-from hf_bidir.modeling.outside_attention import OutsideAttention, lowered, outside_class
+from hf_bidir.modeling.outside_attention import OutsideAttention, outside_class
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import random_model
 
@@ -122,19 +122,6 @@ def test_each_head_has_its_own_negative_mass(family):
     torch.testing.assert_close(mixed[:1, 1:], softmax[:1, 1:])  # the other row has queries that attend to nothing
 
 
-def test_gradient_checkpointing_gives_the_same_gradients():
-    gradients = []
-    for checkpointing in (False, True):
-        model = signed(stock_model("deberta-v2")).train()
-        for part in model.modules():
-            part.training = part.training and not isinstance(part, nn.Dropout)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model(**inputs_of("deberta-v2")).last_hidden_state.square().mean().backward()
-        gradients.append(model.encoder.layer[0].attention.self.query_proj.weight.grad)
-    torch.testing.assert_close(*gradients)
-
-
 @pytest.mark.parametrize("family", ["bloom", "deberta-v2", "mpnet", "xlnet"])
 def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_formula(family):
     model, coefficients, seen = signed(stock_model(family)), [], []
@@ -149,46 +136,6 @@ def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_f
         torch.testing.assert_close((a @ value).transpose(1, 2), context)
         assert a.min() < 0
         assert not a[1, :, :6, 6:].any()
-
-
-def test_keys_that_a_call_drops_have_no_effect():
-    model, keep = signed(stock_model("mpnet")), torch.ones(2, 1, 1, 9, dtype=torch.bool)
-    keep[:, :, :, 6:] = False
-    with kept_keys(model, keep):
-        dropped = model(INDICES).last_hidden_state
-    torch.testing.assert_close(dropped[:, :6], model(INDICES[:, :6]).last_hidden_state)
-
-
-@pytest.mark.parametrize(
-    ("family", "changed", "refused"),
-    [
-        (
-            "mpnet",
-            lambda model: edited_projections(model, lambda *states: states),
-            "changes its queries, keys or values",
-        ),
-        ("longformer", lambda model: edited_coefficients(model, lambda a: a), "this explanation"),
-    ],
-)
-def test_a_change_that_a_layer_cannot_make_is_refused(family, changed, refused):
-    model = signed(stock_model(family))
-    with (
-        changed(model),
-        pytest.raises(ValueError, match=rf"Attention computes its own attention.*{refused}.*not avail"),
-    ):
-        model(**inputs_of(family))
-
-
-def test_a_window_is_refused():
-    model = signed(stock_model("mpnet"))
-    model.config.attn_scope, model.config.attn_window = "window", 2
-    with pytest.raises(ValueError, match=r"MPNetSelfAttention .* takes no attn_window; set attn_window=None"):
-        model(INDICES)
-
-
-def test_output_attentions_are_what_the_layer_returns():
-    attentions = signed(stock_model("deberta-v2"))(**inputs_of("deberta-v2"), output_attentions=True).attentions
-    assert all(a.shape == (2, 4, 9, 9) and a.min() < 0 for a in attentions)
 
 
 def test_partial_keeps_softmax_outside_the_interface_also_after_saving(tmp_path):
@@ -256,12 +203,6 @@ def test_a_bias_is_no_mask_however_low_it_is(bias):
     torch.testing.assert_close(signed_layer(Own())(scores, bias), tanhmax(scores + bias))
 
 
-@pytest.mark.parametrize("term", [1.0, torch.tensor(1.0), torch.ones(2, 1)])
-def test_a_mask_stays_as_it_is_where_it_is_added_to_something_else_than_scores(term):
-    mask = torch.tensor([[0.0, -100.0], [0.0, 0.0]])
-    assert torch.equal(lowered(mask, term), mask)
-
-
 @pytest.mark.parametrize(
     "maximum", [lambda x: x.amax(-1, True).detach(), lambda x: torch.max(x, -1, True)[0], torch.max]
 )
@@ -283,11 +224,6 @@ def test_a_softmax_in_another_dtype_gives_coefficients_of_that_dtype():
     torch.testing.assert_close(signed_layer(Upcast())(scores), tanhmax(scores.double()))
 
 
-def test_a_softmax_over_another_dimension_stays():
-    scores = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(signed_layer(Own())(scores, dim=2), scores.softmax(2))
-
-
 def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
     class Hidden(Own):
         def forward(self, scores, mask=None, dim=-1):
@@ -297,34 +233,10 @@ def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
         signed_layer(Hidden())(torch.randn(1, 1, 3, 3))
 
 
-def test_a_mask_that_does_not_reach_the_scores_is_an_error():
-    class Later(Own):
-        def forward(self, scores, attention_mask=None, dim=-1):
-            return F.softmax(scores, dim) * (attention_mask == 0)
-
-    scores, mask = torch.randn(1, 1, 3, 3), torch.tensor([0.0, 0.0, -1e4])
-    with pytest.raises(ValueError, match=r"Later applies its attention mask where signed attention does not see it"):
-        signed_layer(Later())(scores, mask)
-    assert signed_layer(Later())(scores, torch.zeros(3)).shape == scores.shape
-
-
 def test_negative_masses_of_heads_need_scores_with_these_heads():
     layer = signed_layer(Own(), [[1.0, 0.0, 0.0, 0.0]] * 2)
     with pytest.raises(ValueError, match=r"with \(2, 3, 5, 5\) for .* a negative mass for each of 4 heads"):
         layer(torch.randn(2, 3, 5, 5))
-
-
-def test_values_without_a_product_with_keys_cannot_be_observed():
-    class Keyless(Own):
-        def forward(self, scores, mask=None, dim=-1):
-            return F.softmax(scores, dim) @ scores
-
-    layer = signed_layer(Keyless())
-    with (
-        intervening(layer, [layer], Interventions(observe=lambda *_: None)),
-        pytest.raises(ValueError, match="an explanation that needs its keys is not available"),
-    ):
-        layer(torch.randn(1, 1, 3, 3))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -356,11 +268,6 @@ def test_changes_and_observers_of_a_call_reach_attention_of_torch():
     torch.testing.assert_close(context, 2 * tanhmax(states @ states.mT / 2, keep.expand(5, 5)) @ (3 * states))
     assert seen[0] is layer
     torch.testing.assert_close(seen[1:], [states, 3 * states, context.transpose(1, 2)])
-
-
-def test_attention_of_torch_without_heads_is_an_error():
-    with pytest.raises(ValueError, match=r"with \(2, 5, 4\) for .* torch's attention is not available"):
-        signed_layer(OfTorch())(torch.randn(2, 5, 4))
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

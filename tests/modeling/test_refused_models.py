@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import hf_bidir
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, bidir_attention, signed
+from hf_bidir import BidirBertConfig, bidir_attention, signed
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import inputs_of, logits_of, stock_model
 
@@ -31,16 +31,11 @@ def test_any_real_number_is_a_negative_mass_when_signing_later_and_in_a_call_and
         torch.testing.assert_close(bidir_attention(*inputs, negative_mass=mass)[0], context)
 
 
-@pytest.mark.parametrize("masses", [np.array([0.25, 1.0]), torch.tensor([0.25, 1.0]), (np.float32(0.25), 1)])
-def test_lists_and_arrays_of_numbers_become_lists_of_floats(masses):
-    assert BidirBertConfig(attn_negative_mass=masses).attn_negative_mass == [0.25, 1.0]
-
-
 @pytest.mark.parametrize("mass", [None, "half", 2.0, 10**400, np.float32("nan"), [0.5, None], [], [[[0.5]]]])
 def test_what_is_no_negative_mass_is_refused_at_once_wherever_it_is_given(mass):
     stock, config = stock_model("bert"), BidirBertConfig()
     for give in (lambda: signed(stock, mass), lambda: setattr(config, "attn_negative_mass", mass)):
-        with pytest.raises(ValueError, match=r"must (be a number|lie) in \[0, 1\]"):
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
             give()
     assert config.attn_negative_mass == 1.0
 
@@ -48,10 +43,9 @@ def test_what_is_no_negative_mass_is_refused_at_once_wherever_it_is_given(mass):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"negative_mass": "half"}, "must be a number"),
         ({"negative_mass": [1.0]}, r"a list of 2 \(one per signed layer\).*got \[1.0\]"),
         ({"negative_mass": [1.0, [0.5] * 3]}, r"of layer 1 needs 4 numbers, one per head; got \[0.5, 0.5, 0.5\]"),
-        ({"activation": "tanmax"}, 'Did you mean "tanhmax"'),
+        ({"attn_activation": "tanmax"}, 'Did you mean "tanhmax"'),
     ],
 )
 def test_a_failed_signing_leaves_the_model_as_it_was(options, message):
@@ -80,18 +74,11 @@ def test_a_newer_format_and_a_stock_config_are_refused():
         hf_bidir.BidirBertModel(stock_model("bert").config)
 
 
-def test_a_signed_model_is_not_signed_again():
-    with pytest.raises(ValueError, match=r"BidirBertForSequenceClassification is signed already; set model\.config"):
-        signed(signed(stock_model("bert")))
-
-
-SPARSE = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16}
 SMALL = {"vocab_size": 60, "num_hidden_layers": 1, "intermediate_size": 32}
 TINY = {"hidden_size": 8, "num_attention_heads": 2}
 UNSIGNABLE = {
     "BigBirdModel": (TINY, r"BigBirdBlockSparseAttention \(.*load it with attention_type=\"original_full\"\)\.$"),
-    "DeepseekV32Model": (SPARSE, r"keys chosen by index \(DeepseekV32Attention\)"),
-    "FNetModel": ({"hidden_size": 8}, "no layer that computes softmax attention; it has FNetBasicFourierTransform"),
+    "FNetModel": ({"hidden_size": 8}, "FNetModel has no layer that computes softmax attention"),
     "NystromformerModel": (TINY, r"NystromformerSelfAttention \(its coefficients are a product of three"),
 }
 
@@ -114,32 +101,22 @@ def test_an_unknown_class_is_refused_with_the_closest_name_and_one_of_the_user_b
         signed(Mine(stock_model("bert").config))
 
 
-@pytest.mark.parametrize("name", ["flash_attention_9", "someone/attention", "paged|nothing"])
-def test_an_attention_backend_that_is_not_supported_is_refused_before_anything_is_read_and_later(name):
-    refused = "it does not compute signed attention; choose"
-    with pytest.raises(ValueError, match=refused):
-        BidirBertForSequenceClassification.from_pretrained("no/such-model", attn_implementation=name)
-    with pytest.raises(ValueError, match=refused):
-        signed(stock_model("llama")).set_attn_implementation(name)
-    stock = stock_model("bert")
-    stock.config._attn_implementation_internal = name
-    with pytest.raises(ValueError, match=refused):
-        signed(stock)
-
-
-def test_packed_examples_are_refused_by_name():
-    starts = torch.tensor([0, 5, 9], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"LlamaAttention passes cu_seq_lens_q to its attention function"):
-        signed(stock_model("llama"))(input_ids=inputs_of("llama")["input_ids"], cu_seq_lens_q=starts)
+def test_an_attention_backend_that_is_not_supported_is_refused_when_signing_and_in_a_call():
+    stock, model = stock_model("bert"), signed(stock_model("bert"))
+    for config in (stock.config, model.config):
+        config._attn_implementation_internal = "flash_attention_9"
+    for use in (lambda: signed(stock), lambda: model(**INPUTS)):
+        with pytest.raises(ValueError, match=r"flash_attention_9.*does not compute signed attention; choose"):
+            use()
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attn_scope": "window"}, r'attn_window of at least 1 for attn_scope="window"; got None'),
-        ({"attn_scope": "window", "attn_window": 0}, r'attn_window of at least 1 for attn_scope="window"; got 0'),
-        ({"attn_window": 3}, r'attn_window=3 needs attn_scope="window"; attn_scope is "global"'),
-        ({"attn_scope": "local-m"}, "is not available for bert; choose one of: global, window"),
+        ({"attn_scope": "window"}, 'got attn_window=None with "window"'),
+        ({"attn_scope": "window", "attn_window": 0}, 'got attn_window=0 with "window"'),
+        ({"attn_window": 3}, 'got attn_window=3 with "global"'),
+        ({"attn_scope": "local-m"}, "choose one of: global, window"),
     ],
 )
 def test_a_scope_that_cannot_be_is_one_error_that_names_both_fields(fields, message):

@@ -10,12 +10,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_bidir import BidirLlamaConfig, signed, tanhmax
-from hf_bidir.checkpoints.layer_hooks import kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.modeling import attention
 from hf_bidir.modeling.signed_layers import (
     UNSUPPORTED,
     SignedConfig,
-    attention_layers,
     signed_attention,
     signed_layers,
 )
@@ -131,7 +130,7 @@ def test_no_mask_means_a_causal_one_where_transformers_defines_it_so(backend, ar
             {"cu_seq_lens_q": torch.zeros(1)},
             "passes cu_seq_lens_q to its attention function, which signed attention does not support",
         ),
-        ({"cache": object()}, "passes cache to its attention function"),
+        ({"indices": torch.zeros(1)}, "passes indices to its attention function"),
         ({"attention_mask": torch.ones(BATCH, 1, LENGTH, LENGTH + 1, dtype=torch.bool)}, r"got \(2, 1, 5, 6\)"),
         ({"attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.bool)}, r"keep must broadcast to .* got \(2, 5\)"),
     ],
@@ -143,7 +142,7 @@ def test_what_nothing_computes_is_refused_by_name(change, message):
 
 def test_arguments_that_change_nothing_are_ignored_none_is_no_argument_and_one_query_serves_every_example():
     query, key, value = tensors()
-    context, _ = signed_attention(layer(), query[:1], key, value, use_cache=True, sliding_window=3, cache=None)
+    context, _ = signed_attention(layer(), query[:1], key, value, use_cache=True, sliding_window=3, indices=None)
     torch.testing.assert_close(context, attended(tanhmax_of(scores_of(query[:1], key)), value))
 
 
@@ -151,7 +150,7 @@ def test_arguments_that_change_nothing_are_ignored_none_is_no_argument_and_one_q
     ("backend", "given", "named"),
     [
         ("sdpa", {"position_bias": BIAS, "softcap": 30.0}, "bias, softcap"),
-        ("fused", {"position_bias": BIAS, "s_aux": torch.zeros(HEADS)}, "bias, sinks"),
+        ("fused", {"position_bias": BIAS, "s_aux": torch.zeros(HEADS)}, "sinks"),
     ],
 )
 def test_what_only_the_eager_path_computes_uses_it_and_is_logged(backend, given, named, caplog):
@@ -179,13 +178,6 @@ def test_the_mask_of_a_sliding_window_spends_nothing_on_keys_out_of_reach(padded
     assert few < 0.4 * all_of_them
 
 
-def test_a_window_over_a_cache_is_refused():
-    query, key, value = tensors()
-    module = layer(attn_scope="window", attn_window=2)
-    with pytest.raises(ValueError, match=r"got 1 queries for 5 keys\..*with use_cache=False"):
-        signed_attention(module, query[:, :, :1], key, value)
-
-
 def test_the_view_reads_and_writes_the_stock_config_and_survives_copies():
     model = signed(stock_model("llama"), 0.5)
     view = signed_layers(model)[0].config
@@ -199,23 +191,6 @@ def test_the_view_reads_and_writes_the_stock_config_and_survives_copies():
         assert view.stock is copied.config
         assert view._attn_implementation.endswith(":sdpa")
     assert model.config.attn_negative_mass == 0.5
-
-
-def test_layers_are_found_by_what_their_code_asks_for():
-    names = {
-        type(part).__name__ for family in ("bert", "gpt2", "bart") for part in attention_layers(stock_model(family))
-    }
-    assert names == {"BertSelfAttention", "GPT2Attention", "BartAttention"}
-
-
-def test_a_key_that_is_left_out_is_as_if_it_were_padding():
-    model, inputs = signed(stock_model("bert")), inputs_of("bert")
-    inputs = {name: tensor[:1] for name, tensor in inputs.items()}
-    keep = torch.arange(9) != 4
-    with kept_keys(model, keep[None, None, None]):
-        left_out = model(**inputs).logits
-    masked = model(input_ids=inputs["input_ids"], attention_mask=keep.long()[None]).logits
-    torch.testing.assert_close(left_out, masked)
 
 
 def test_an_observer_sees_key_heads_values_and_contexts_of_every_layer():

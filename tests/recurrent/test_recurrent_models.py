@@ -2,19 +2,15 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_bidir import (
     BidirRnnConfig,
     BidirRnnForSeq2SeqLM,
     BidirRnnForSequenceClassification,
-    BidirRnnModel,
-    softmax,
     tanhmax,
 )
-from hf_bidir.explain import erasure, erasure_by_token, token_scores
 from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SCORES, SCORES_ALONE
-from tests.explain.conftest import asked
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
 DECODER = {
@@ -97,13 +93,6 @@ def test_padding_changes_no_logit_gets_no_coefficient_and_everything_is_trained(
     assert_all_trained(model, batch | {"labels": torch.tensor([0, 1, 1])})
 
 
-@every_kind
-def test_a_text_that_is_all_padding_gets_the_logits_of_no_context(encoder, score):
-    model = model_of(encoder, score)
-    logits = model(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 5, dtype=torch.long)).logits
-    assert_close(logits[0], model.classifier.bias)
-
-
 def test_hard_selection_passes_one_value_alone_is_trained_and_never_draws_padding():
     model, batch = model_of("gru", attn_selection="hard"), texts()
     outputs = model(**batch, output_attentions=True, output_hidden_states=True)
@@ -117,56 +106,12 @@ def test_hard_selection_passes_one_value_alone_is_trained_and_never_draws_paddin
     assert_close(drawn.abs(), drawn[:1].abs().expand(20, -1))
 
 
-def test_the_auto_class_finds_a_classifier_from_which_the_encoder_alone_loads_too(tmp_path):
-    model = model_of("gru")
-    model.save_pretrained(tmp_path)
-    assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is BidirRnnForSequenceClassification
-    encoder = BidirRnnModel.from_pretrained(tmp_path).eval()
-    assert_close(encoder(**texts()).pooler_output, model.rnn(**texts()).pooler_output)
-
-
 def test_a_negative_mass_for_the_only_head_is_that_of_the_model():
     masses = [BidirRnnConfig(attn_negative_mass=mass).attn_negative_mass for mass in (0.3, [0.3], [[0.3]])]
     assert masses == [0.3] * 3
     for mass in (2.0, [0.1, 0.2], "all"):
-        with pytest.raises(ValueError, match="negative_mass must lie in"):
+        with pytest.raises(ValueError, match="negative mass must lie in"):
             model_of().config.attn_negative_mass = mass
-
-
-@every_kind
-def test_contributions_are_exact_as_are_the_effects_of_zeroed_coefficients(encoder, score):
-    """In one layer with a linear readout the contribution `a_i u_i` is what word i adds to the logit."""
-    model, batch = model_of(encoder, score), texts()
-    added = token_scores(model, batch, "contributions", 1)
-    assert_close(added.sum(-1), model(**batch).logits[:, 1] - model.classifier.bias[1])
-    assert (added[1, 4:] == 0).all()
-    assert_close(asked(erasure, model, batch, target=1, rescale=False), added)
-
-
-def test_erasure_drops_a_key_or_takes_the_word_from_the_text():
-    model, batch = model_of("lstm", "dot", attn_activation="softmax"), texts()
-    logit = model(**batch).logits[0, 1]
-    states = model(**batch, output_hidden_states=True).hidden_states[-1][:1]
-    keep = torch.arange(7)[None] != 0
-    without_key = model.classifier(model.rnn.attention(states, keep)[0])[0, 1]
-    assert_close(asked(erasure, model, batch, target=1)[0, 0], logit - without_key)
-    without_word = model(batch["input_ids"][:1, 1:]).logits[0, 1]
-    by_token = asked(erasure_by_token, model, batch, target=1)
-    assert_close(by_token[0, 0], logit - without_word)
-    assert by_token[2].tolist() == [0] * 7  # a text has one word at least
-
-
-def test_softmax_inside_the_context_is_that_of_a_model_without_negative_mass():
-    model = model_of("lstm", "dot")
-    with softmax(model):
-        logits = model(**texts()).logits
-    assert_close(logits, model_of("lstm", "dot", attn_negative_mass=0.0)(**texts()).logits)
-    assert not torch.allclose(logits, model(**texts()).logits)
-
-
-def test_what_needs_attention_between_tokens_is_refused_with_the_alternatives():
-    with pytest.raises(ValueError, match=r"rollout .* choose one of contributions"):
-        token_scores(model_of(), texts(), "rollout")
 
 
 def attended(model, state, states, step):
@@ -261,30 +206,17 @@ def test_a_saved_decoder_generates_the_likeliest_word_again_and_again(tmp_path):
     assert generated.tolist() == written.tolist()
 
 
-def test_a_source_that_is_all_padding_is_read_as_nothing():
-    outputs = translator()(torch.zeros(2, 3, dtype=torch.long), labels=pairs()["labels"], output_attentions=True)
-    assert outputs.loss.isfinite()
-    assert (outputs.cross_attentions[0] == 0).all()
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"encoder": "rnn"}, 'encoder="rnn" .* none, lstm, gru'),
-        ({"attn_score": "dott"}, 'attn_score="dott"'),
         ({"attn_activation": "tanmax"}, 'Did you mean "tanhmax"'),
-        ({"hidden_size": 0}, "hidden_size .* 1, got 0"),
-        ({"attn_scale": 0.0}, "attn_scale above 0"),
         ({"attn_query": "last"}, 'attn_query="last" .* encoder is "none"'),
-        ({"bidirectional": True}, 'bidirectional=True .* encoder is "none"'),
-        ({"attn_selection": "both"}, 'attn_selection="both" .* soft, hard'),
         ({"attn_scope": "local-p"}, 'attn_scope="local-p" .* attn_score="per_token" .* global'),
         ({"attn_scope": "window", "attn_score": "dot"}, 'attn_scope="window" .* global, local-p'),
         ({"attn_window": 3}, 'no attn_window for attn_scope="global"; got 3'),
-        ({"pad_token_id": None}, "pad_token_id"),
         (DECODER | {"encoder": "none"}, 'decoder_style="luong" .* encoder="none"'),
         (DECODER | {"attn_score": "per_token"}, 'decoder_style="luong" .* attn_score="per_token"'),
-        (DECODER | {"decoder_style": "transformer"}, 'decoder_style="transformer"'),
         (DECODER | {"attn_scope": "none", "attn_selection": "hard"}, 'attn_selection="hard" .* attn_scope is "none"'),
         (DECODER | {"attn_scope": "local-m"}, 'at least 1 for attn_scope="local-m"; got None'),
         (DECODER | {"attn_scope": "local-p", "attn_window": 0}, 'at least 1 for attn_scope="local-p"; got 0'),
@@ -295,25 +227,12 @@ def test_a_config_that_cannot_be_is_refused_with_its_fields(config, message):
         BidirRnnConfig(**config)
 
 
-def translated(labels):
-    return translator()(pairs()["input_ids"], labels=torch.tensor(labels, dtype=torch.long))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda ids, keep: model_of()(), "input_ids or inputs_embeds"),
-        (lambda ids, keep: model_of(attn_implementation="fused"), '"fused" .* BidirRnnForSequenceClassification'),
-        (lambda ids, keep: model_of().set_attn_implementation("sdpa"), '"sdpa" .* BidirRnnForSequenceClassification'),
         (lambda ids, keep: model_of("lstm")(ids.flip(1), keep.flip(1)), "padding on the right"),
-        (lambda ids, keep: model_of()(ids[:, :0]), r"one position; got .* \(3, 0\)"),
-        (lambda ids, keep: model_of()(ids, labels=torch.tensor([0, 1, 2])), r"from 0 to 1, .* \(3,\) .* \[0, 1, 2\]"),
         (lambda ids, keep: BidirRnnForSeq2SeqLM(BidirRnnConfig()), 'decoder_style="luong" or "bahdanau"'),
         (lambda ids, keep: translator()(ids), "decoder_input_ids .* or labels; .* call generate"),
-        (lambda ids, keep: translator()(ids[:, :0], decoder_input_ids=ids), r"one position; got .* \(3, 0\)"),
-        (lambda ids, keep: translated([[3, 99], [3, 2]]), r"from 0 to 29, or -100 .* \[2, 3, 99\]"),
-        (lambda ids, keep: translated([[3, -5], [3, 2]]), r"\[-5, 2, 3\]"),
-        (lambda ids, keep: translated([[], []]), r"the shape \(2, 0\)"),
     ],
 )
 def test_what_a_recurrent_model_cannot_read_is_one_error(call, message):

@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification, signed
+from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
 from tests.processes import run_python
-from tests.tiny_models import stock_model
 
 SHAPE = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "encoder": "gru"}
 DECODER = {"decoder_style": "bahdanau", "attn_score": "general", "attn_scope": "local-p", "attn_window": 2}
@@ -81,10 +80,3 @@ def test_a_checkpoint_carries_the_files_that_its_code_imports_and_no_others(tmp_
     for entry in entries:  # transformers 5.0 copies only the files that this one imports directly
         direct = carried[entry] & carried.keys()
         assert set().union(*(carried[name] for name in direct)) & carried.keys() <= direct, entry
-
-
-def test_a_checkpoint_of_a_transformer_carries_no_file_of_recurrent_models(tmp_path):
-    BidirRnnConfig().save_pretrained(tmp_path / "recurrent")
-    signed(stock_model("bert")).save_pretrained(tmp_path / "bert")
-    recurrent, bert = ({file.name for file in (tmp_path / name).glob("*.py")} for name in ("recurrent", "bert"))
-    assert recurrent & bert == {"activations.py"}

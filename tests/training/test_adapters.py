@@ -248,14 +248,14 @@ HALF, QUARTER = (f'"attn_negative_mass": {mass}' for mass in (0.5, 0.25))
 SPOILT = {
     "another base": (
         lambda place: saved(BertForMaskedLM, place / "base", seed=1),
-        r"another base model than .*, whose weights have the SHA-256",
+        "another base model than .*, which has sha256",
     ),
     "another attention": (
         lambda place: edit(place / "base/config.json", HALF, QUARTER),
-        "attn_negative_mass 0.25; it was trained with 0.5",
+        "attn_negative_mass 0.25; it was trained on .* with 0.5",
     ),
     "no base": (lambda place: (place / "base").rename(place / "moved"), "there is none"),
-    "a cut base": (cut_base, "is no BidirBertForSequenceClassification"),
+    "a cut base": (cut_base, "BidirBertForSequenceClassification cannot read"),
     "no weights": (lambda place: (place / WEIGHTS).unlink(), "has no adapter_model.safetensors"),
     "a cut config": (lambda place: cut(place / CONFIG, 50), r"expected JSON in UTF-8 in .*adapter_config\.json"),
     "another kind": (
@@ -293,7 +293,7 @@ def test_an_adapter_without_a_record_is_read_with_the_classes_of_its_base(traine
 
 def test_an_adapter_is_neither_quantised_nor_restored_nor_trained_on(trained, texts, tmp_path):
     folder, _ = trained
-    with pytest.raises(ValueError, match="quantised only when merged"):
+    with pytest.raises(ValueError, match="merge it before it is quantised"):
         quantise_checkpoint(folder, tmp_path / "int8")
     with pytest.raises(ValueError, match="is an adapter; merge it first"):
         restore_softmax(folder, tmp_path / "stock")
