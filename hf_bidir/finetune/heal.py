@@ -226,7 +226,7 @@ def _licence(source: str) -> str | None:
     """The licence that the card of the source names, which is that of the healed weights too."""
     card = {} if source.startswith(TIMM_PREFIX) else documents(source)
     try:
-        return parsed_card(card[CARD], CARD, ignore_metadata_errors=True).data.get("license") if CARD in card else None
+        return parsed_card(card[CARD], CARD).data.get("license") if CARD in card else None
     except InputError:
         return None
 
