@@ -157,7 +157,8 @@ def share(folder: Path, given: dict[str, Any]) -> float:
     """The share of negative coefficients of a student on held-out data."""
     data, arguments, _, args = parse(distill.OPTIONS, given)
     student, _, processors = student_and_teacher(str(folder), arguments.model_name_or_path)
-    splits, (_, collator), _ = healing_data(data, args, str(folder), student, processors)
+    splits, _, collators = healing_data(data, args, str(folder), student, processors)
+    collator = collators.get("eval_collator", collators["data_collator"])
     batches = DataLoader(splits.validation, batch_size=32, collate_fn=collator)
     return negative_share(student.eval(), batches)
 

@@ -12,7 +12,6 @@ from hf_bidir.common.errors import did_you_mean
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttentionLog": "hf_bidir.finetune.log_entries",
     "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",

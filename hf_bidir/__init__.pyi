@@ -8,7 +8,6 @@ from hf_bidir.checkpoints.convert import convert_checkpoint as convert_checkpoin
 from hf_bidir.checkpoints.signing import signed as signed
 from hf_bidir.checkpoints.signing import softmax as softmax
 from hf_bidir.checkpoints.signing import unsigned as unsigned
-from hf_bidir.finetune.log_entries import AttentionLog as AttentionLog
 from hf_bidir.finetune.schedule import NegativeMassSchedule as NegativeMassSchedule
 from hf_bidir.kernels.packed_attention import packed_attention as packed_attention
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation

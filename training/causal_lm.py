@@ -26,17 +26,13 @@ hf-bidir explain FOLDER "The film was" shows what supports and opposes the next 
 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel, default_data_collator, set_seed
+from transformers import default_data_collator, set_seed
 
 from hf_bidir import BidirLlamaConfig
-from hf_bidir.checkpoints.kinds import longest_text
-from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import BlockArguments, HealingArguments, ModelArguments, ScheduleArguments, option
@@ -56,11 +52,7 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import CausalTrainer
 from hf_bidir.hub.card import write_card
 
-logger = logging.getLogger(__name__)
-
 HEAD = "AutoModelForCausalLM"
-PROMPT, GENERATED = 12, 60  # tokens of the model card's sample, limited by the model's positions
-SAMPLING = {"do_sample": True, "top_p": 0.9, "top_k": 0, "temperature": 1.0, "repetition_penalty": 1.0}
 
 
 @dataclass
@@ -129,36 +121,19 @@ def main(options: Options = None) -> dict[str, Any]:
     fit_max_length(data, args.typed, model, source, option="block_size")
 
     splits = sampled(cut_into_blocks(splits, tokenizer, data.block_size), data)
-    run = Run("text-generation", model, splits, data, args, schedule)
-    sample = partial(written_sample, tokenizer, splits.validation[0]["input_ids"])
-    return run.train(
-        CausalTrainer,
-        centre=shape.centre and starts_as_softmax(source),
-        extra_record=None if args.fsdp or args.deepspeed else sample,
-        card=write_card,
+    trainer = CausalTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
         processing_class=tokenizer,
         data_collator=default_data_collator,
     )
-
-
-def written_sample(tokenizer: Any, ids: list[int], model: PreTrainedModel) -> dict[str, dict[str, str]]:
-    """For the model card: how the model continues the first of these tokens; empty if generation fails."""
-    positions = longest_text(model) or PROMPT + GENERATED
-    prompt = torch.tensor([ids[: min(PROMPT, positions // 2)]], device=model.device)
-    length = prompt.shape[1]
-    most = min(GENERATED, positions - length)
-    torch.manual_seed(0)
-    try:
-        with in_evaluation(model):
-            ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=most, **SAMPLING)[0]
-    except (RuntimeError, ValueError) as error:  # a failed sample must not lose the finished run
-        logger.warning("The card has no sample, because generating one failed: %s", error)
-        return {}
-    how = (
-        f"The first {length} tokens are from the validation split; the model generated at most {most} more, drawn with "
-        "top-p 0.9 and seed 0."
-    )
-    return {"sample": {"how": how, "prompt": tokenizer.decode(ids[:length]), "text": tokenizer.decode(ids[length:])}}
+    run = Run(trainer, "text-generation", data, splits, schedule)
+    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and
 from typing import Any
 
 from hf_bidir.cli.script import Options, parse, run_script
-from hf_bidir.finetune.heal import HEALING, DistillationTrainer, heal
+from hf_bidir.finetune.distillation import DistillationTrainer
+from hf_bidir.finetune.heal import HEALING, heal
 from hf_bidir.hub.card import write_card
 
 OPTIONS = HEALING

@@ -19,8 +19,6 @@ examples:
   # two processes on one machine
   torchrun --nproc_per_node 2 training/image_classification.py training/recipes/digits-tanhmax.yaml
 
-A new model trains until validation stops improving unless --num_train_epochs or --max_steps is given.
-
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
 AutoModelForImageClassification and AutoImageProcessor, with trust_remote_code=True in both.
@@ -50,7 +48,6 @@ from hf_bidir.finetune.models import build_model, check_options, checkpoint_conf
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
-from hf_bidir.hub.card_picture import draw_example
 
 HEAD = "AutoModelForImageClassification"
 
@@ -92,18 +89,22 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
     mode = image_mode(model.config)
 
     args.remove_unused_columns = False  # the collator, not the model, takes the image column
-    run = Run("image-classification", model, splits, data, args, schedule)
-    return run.train(
-        trainer_class,
-        centre=shape.centre and starts_as_softmax(source),
-        card=write_card,
-        picture=draw_example,
+    trainer = trainer_class(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
         processing_class=processor,
         data_collator=ImageCollator.of(processor, data, mode),
         eval_collator=ImageCollator(processor, mode=mode),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
     )
+    run = Run(trainer, "image-classification", data, splits, schedule)
+    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

@@ -76,16 +76,21 @@ def main(options: Options = None) -> dict[str, Any]:
     fit_max_length(data, args.typed, model, source)
     splits = sampled(cut_into_snippets(read_documents(data), tokenizer, data.max_length), data)
 
-    run = Run("masked-lm", model, splits, data, args, schedule)
-    return run.train(
-        SignedTrainer,
-        centre=start.centre and starts_as_softmax(source),
-        card=write_card,
+    trainer = SignedTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
         processing_class=tokenizer,
         data_collator=MaskingCollator(tokenizer, data.mask_share),
         compute_metrics=masked_word_metrics,
         preprocess_logits_for_metrics=predicted_classes,
     )
+    run = Run(trainer, "masked-lm", data, splits, schedule)
+    results = run.train_and_save(centre=start.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

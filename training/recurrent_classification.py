@@ -35,7 +35,6 @@ from hf_bidir.finetune.models import (
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
-from hf_bidir.hub.card_picture import draw_example
 from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, CLASSIFIER_SCOPES
 from hf_bidir.recurrent.options import RecurrentArguments, recurrent_config
 
@@ -83,17 +82,21 @@ def main(options: Options = None) -> dict[str, Any]:
     fit_max_length(data, args.typed, model, source)
 
     splits = tokenize(splits, tokenizer, data.max_length)
-    run = Run("text-classification", model, splits, data, args, schedule)
-    return run.train(
-        SignedTrainer,
-        centre=shape.centre and starts_as_softmax(source),
-        card=write_card,
-        picture=draw_example,
+    trainer = SignedTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
     )
+    run = Run(trainer, "text-classification", data, splits, schedule)
+    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

@@ -128,15 +128,20 @@ def main(options: Options = None) -> dict[str, Any]:
     model.generation_config.max_length = longest_target + 1  # plus the start token
 
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
-    run = Run("text2text-generation", model, splits, data, args, schedule)
-    return run.train(
-        SignedSeq2SeqTrainer,
-        centre=shape.centre and starts_as_softmax(source),
-        card=write_card,
+    trainer = SignedSeq2SeqTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
         compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
     )
+    run = Run(trainer, "text2text-generation", data, splits, schedule)
+    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

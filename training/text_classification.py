@@ -2,7 +2,8 @@
 
 examples:
   # your own texts: csv, tsv, json or parquet with a text and a label column
-  python training/text_classification.py --train_file train.csv --test_file test.csv --output_dir runs/mine
+  python training/text_classification.py --train_file train.csv --test_file test.csv --num_train_epochs 30 \\
+      --early_stopping_patience 5 --output_dir runs/mine
 
   # SST-2 from the Hub, small BERT from scratch, TanhMax attention
   python training/text_classification.py training/recipes/sst2-tanhmax.yaml
@@ -18,8 +19,6 @@ examples:
 
   # two processes on one machine
   torchrun --nproc_per_node 2 training/text_classification.py training/recipes/sst2-tanhmax.yaml
-
-A new model trains until validation stops improving unless --num_train_epochs or --max_steps is given.
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
@@ -59,7 +58,6 @@ from hf_bidir.finetune.models import (
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
-from hf_bidir.hub.card_picture import draw_example
 
 HEAD = "AutoModelForSequenceClassification"
 
@@ -100,17 +98,21 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
     fit_max_length(data, args.typed, model, source)
 
     splits = tokenize(splits, tokenizer, data.max_length)
-    run = Run("text-classification", model, splits, data, args, schedule)
-    return run.train(
-        trainer_class,
-        centre=shape.centre and starts_as_softmax(source),
-        card=write_card,
-        picture=draw_example,
+    trainer = trainer_class(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
     )
+    run = Run(trainer, "text-classification", data, splits, schedule)
+    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

@@ -1,21 +1,15 @@
 """The application that every sub-command belongs to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
 
+from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 
-# what errors call an option of the training scripts -> this application's option
-ALIASES = {
-    "text-column": "column",
-    "image-column": "column",
-    "test-file": "data",
-    "train-file": "heal",
-    "max-steps": "steps",
-    "overwrite-output-dir": "overwrite",
-}
+# the training scripts' names for the same option
+ALIASES = {"text-column": "column", "image-column": "column", "test-file": "data"}
 
 
 def normalised(name: str) -> str:
@@ -46,17 +40,32 @@ def main() -> None:
 
 
 @contextmanager
-def running(*extras: str) -> Iterator[None]:
-    """The body of a command with its slow imports, which `--help` does without.
-
-    An error in the input, or a missing package with the extra that has it, is one line and exit code 2.
-    """
-    from hf_bidir.cli.start import announce_imports
-
-    announce_imports()
+def one_line_errors() -> Iterator[None]:
+    """Print an error in the input as one line and exit with code 2."""
     try:
-        with extra(*extras):
-            yield
+        yield
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@contextmanager
+def options_as(ours: Mapping[str, str]) -> Iterator[None]:
+    """Name the options of this command in errors that name those of the training scripts."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        for theirs, name in ours.items():
+            text = text.replace(theirs, name)
+        raise InputError(text) from error
+
+
+@contextmanager
+def slow_imports(*extras: str) -> Iterator[None]:
+    """The imports of a command, which `--help` does without; print a missing package and its extra as one line."""
+    from hf_bidir.cli.start import announce_imports
+
+    announce_imports()
+    with one_line_errors(), extra(*extras):
+        yield

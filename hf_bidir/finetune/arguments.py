@@ -173,11 +173,7 @@ class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
     max_length: int = option(
         64, "Texts are cut into snippets of at most this many tokens; joined first for a model that generates text."
     )
-    max_eval_samples: int | None = option(
-        None,
-        "Evaluate on a random sample of this many snippets, blocks or images; default: at most 500, and so few that "
-        "all evaluations take about a tenth of the time.",
-    )
+    max_eval_samples: int | None = option(200, "Evaluate on a random sample of this many snippets, blocks or images.")
 
 
 @dataclass
@@ -264,15 +260,18 @@ class ScheduleArguments:
 
 ALL_ROWS = "metrics are computed from all rows of a split at once"
 ROUNDED = "the weights that are evaluated would be rounded, and saved so"
-NOT_SUPPORTED = {  # options of TrainingArguments that change what an evaluation sees
+NOT_SUPPORTED = {  # options of TrainingArguments that change what an evaluation sees, or what a run resumes
     "prediction_loss_only": "the metrics of a run need predictions",
     "eval_do_concat_batches": ALL_ROWS,
     "batch_eval_metrics": ALL_ROWS,
     "eval_use_gather_object": ALL_ROWS,
+    "dataloader_drop_last": "an evaluation would lose rows too",
+    "dataloader_persistent_workers": "every split would be evaluated on the rows of the first",
     "label_names": "batches have labels under one name",
     "fp16_full_eval": ROUNDED,
     "bf16_full_eval": ROUNDED,
     "past_index": "examples do not depend on each other",  # in older versions
+    "resume_from_checkpoint": "an interrupted run in --output_dir continues by itself",
 }
 
 
@@ -288,18 +287,10 @@ class RunArguments(TrainingArguments):
 
     output_dir: str = option("runs/finetuned", "Output folder: checkpoint, model card, metrics, loss curve.")
     overwrite_output_dir: bool = option(False, "Start again in a folder that holds a run, replacing its files.")
-    resume_from_checkpoint: str | None = option(
-        "auto", "auto (continue an interrupted run in output_dir), never, or the folder of a checkpoint."
-    )
     early_stopping_patience: int = option(
-        0,
-        "Stop after this many evaluations without a better metric_for_best_model; 0 disables it. Of equal "
-        "scores, that with the lower loss counts as best. A new classifier or encoder-decoder stops early by default "
-        "unless the number of epochs or steps is given.",
+        0, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
     )
-    num_train_epochs: float = option(
-        3.0, "Passes over the training data. A new classifier trains until validation stops improving."
-    )
+    num_train_epochs: float = option(3.0, "Passes over the training data; a new model needs more, such as 30.")
     learning_rate: float = option(5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(32, "Training examples per process and step.")
@@ -323,20 +314,13 @@ class RunArguments(TrainingArguments):
     )
     use_cpu: bool = option(False, "Compute on the CPU even if there is a GPU.")
     bf16: bool | None = option(None, "bfloat16 mixed precision; default: on a GPU that supports it.")
-    report_to: str | None = option(
-        "none", "Further loggers: tensorboard, wandb, ..., which also get λ and the share of negative coefficients."
-    )
+    report_to: str | None = option("none", "Further loggers, which also get λ: tensorboard, wandb, ...")
 
     def __post_init__(self) -> None:
         known = TrainingArguments.__dataclass_fields__
         for name, reason in NOT_SUPPORTED.items():
             if name in known and (value := getattr(self, name)) != known[name].default:
                 raise InputError(f"--{name} {value} is not supported, because {reason}; leave it out")
-        if self.early_stopping_patience and not self.load_best_model_at_end:
-            raise InputError(
-                "expected load_best_model_at_end with early_stopping_patience "
-                f"{self.early_stopping_patience}; it is false. Set it to true, or early_stopping_patience to 0."
-            )
         if self.bf16 is None:
             on_gpu = torch.cuda.is_available() and not self.use_cpu
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -7,12 +7,6 @@ from sklearn.metrics import accuracy_score, f1_score, recall_score
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-# the metrics that describe a run best, in order of preference
-HEADLINES = (
-    *("accuracy", "exact_match", "relative_error", "agreement", "masked_accuracy"),
-    *("perplexity", "teacher_perplexity"),
-)
-
 
 def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
     """A `compute_metrics` for label indices, as `predicted_classes` makes them; `names` are the classes, by index.
@@ -23,13 +17,15 @@ def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
         truth, predicted = evaluation.label_ids, evaluation.predictions
-        present = np.unique(truth)
-        recalls = recall_score(truth, predicted, labels=present, average=None)
-        return {
+        metrics = {
             "accuracy": float(accuracy_score(truth, predicted)),
             "macro_f1": float(f1_score(truth, predicted, average="macro")),
-            **{f"recall_{names[index]}": float(recall) for index, recall in zip(present, recalls, strict=True)},
         }
+        present = np.unique(truth)
+        recalls = recall_score(truth, predicted, labels=present, average=None)
+        for index, recall in zip(present, recalls, strict=True):
+            metrics[f"recall_{names[index]}"] = float(recall)
+        return metrics
 
     return compute
 
@@ -54,15 +50,15 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
-        exact, right, count = 0, 0, 0
+        right, wrong, exact = 0, 0, 0
         for generated, target in zip(evaluation.predictions, evaluation.label_ids, strict=True):
             target = target[(target != -100) & (target != tokenizer.pad_token_id)]  # the Trainer pads with either
             predicted = generated[1 : 1 + len(target)]  # without the start token
-            same = predicted == target[: len(predicted)]
-            same &= predicted != tokenizer.unk_token_id
-            right, count = right + int(same.sum()), count + len(target)
+            same = (predicted == target[: len(predicted)]) & (predicted != tokenizer.unk_token_id)
+            right += int(same.sum())
+            wrong += len(target) - int(same.sum())
             exact += int(same.sum()) == len(target)  # the last token of a target is the end token
-        return {"exact_match": exact / len(evaluation.label_ids), "token_accuracy": right / count}
+        return {"exact_match": exact / len(evaluation.label_ids), "token_accuracy": right / (right + wrong)}
 
     return compute
 
@@ -76,24 +72,37 @@ def distillation_metrics(
     a quantity is their quotient after summation over a whole split. The metrics are `relative_error`, the mean over
     states (0.01 is 1 %), and `relative_error_<index>` of each. The last quantities give, of a language model,
     `perplexity` and `teacher_perplexity`, from the next-token losses of both; and of a classifier with the classes
-    `names`, `agreement`, the share of examples for which student and teacher predict the same class, and
-    `agreement_<class name>`, that among the examples for which the teacher predicts this class.
+    `names`, `agreement`, the share of examples for which student and teacher predict the same class, and for each
+    class that the teacher predicts `agreement_<class name>` and `least_agreement_<class name>`, which a second training
+    of the teacher would exceed. Two trainings of a calibrated model agree as often as it is right (Jiang et al. 2022,
+    arXiv:2106.13799): for that stands its mean probability of the predicted class, less two standard errors.
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
-        numerators, denominators = (
-            values.sum(0, dtype=np.float64) for values in (evaluation.predictions, evaluation.label_ids)
-        )
-        states = len(numerators) - (2 if generates_text else 2 * len(names))
+        numerators = evaluation.predictions.sum(0, dtype=np.float64)
+        denominators = evaluation.label_ids.sum(0, dtype=np.float64)
+        further = 2 if generates_text else 2 * len(names)
+        states = len(numerators) - further
         errors = numerators[:states] / denominators[:states]
         metrics = {"relative_error": float(errors.mean())}
         if generates_text:
-            losses = numerators[states:] / denominators[states:]
-            metrics |= zip(("perplexity", "teacher_perplexity"), map(float, np.exp(losses)), strict=True)
-        if names:
-            same, rows = numerators[-len(names) :], denominators[-len(names) :]
-            metrics["agreement"] = float(same.sum() / rows.sum())
-            metrics |= {f"agreement_{names[index]}": float(same[index] / rows[index]) for index in rows.nonzero()[0]}
+            student, teacher = np.exp(numerators[states:] / denominators[states:])
+            metrics |= {"perplexity": float(student), "teacher_perplexity": float(teacher)}
+        elif names:
+            metrics |= agreements(numerators[states:], denominators[states:], names)
         return metrics | {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
 
     return compute
+
+
+def agreements(numerators: np.ndarray, denominators: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """How often student and teacher predict the same class, over all examples and by class, and the least to expect."""
+    rows = denominators[len(names) :]
+    probabilities, same = np.split(numerators, 2)
+    metrics = {"agreement": float(same.sum() / rows.sum())}
+    for index in rows.nonzero()[0]:
+        expected = probabilities[index] / rows[index]
+        error = np.sqrt(expected * (1 - expected) / rows[index])
+        metrics[f"agreement_{names[index]}"] = float(same[index] / rows[index])
+        metrics[f"least_agreement_{names[index]}"] = float(expected - 2 * error)
+    return metrics

@@ -25,7 +25,6 @@ from hf_bidir.finetune.arguments import (
     PretrainedArguments,
     ScheduleArguments,
 )
-from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers, is_softmax
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
-ATTENTION = ("attn_activation", *NEGATIVE_MASSES)
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
 KEYS_SHOWN = 3
@@ -48,7 +46,7 @@ def starts_as_softmax(source: str | None) -> bool:
     if source is None:
         return False
     fields, _ = PretrainedConfig.get_config_dict(source)
-    defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
+    defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}  # of a signed config
     return not is_signed(fields["model_type"]) or is_softmax(SimpleNamespace(**defaults | fields))
 
 
@@ -60,53 +58,52 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
 
     Raises:
         InputError: several negative masses; options that shape a new model beside a checkpoint; a schedule's option
-            without --negative_mass_until, a bad value of it, or a schedule beside a fixed negative mass; a checkpoint
+            without --negative_mass_until, or a schedule beside a fixed negative mass; a checkpoint
             that is an adapter, or an adapter that cannot be trained with these options.
     """
     typed, source = set(typed), arguments.model_name_or_path
-    masses = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
+    masses = _given(arguments, NEGATIVE_MASSES)
     if len(masses) > 1:
         raise InputError(f"expected one of --{' and --'.join(masses)}; got {len(masses)}")
-    unchanged = AdapterArguments.__dataclass_fields__
-    if source and (shaping := [name for name in vars(arguments) if name not in unchanged and name in typed]):
+    shaping = typed & (vars(arguments).keys() - AdapterArguments.__dataclass_fields__.keys())
+    if source and shaping:
         raise InputError(
-            f"--{', --'.join(shaping)} shape a model from scratch and cannot change the checkpoint "
+            f"--{', --'.join(sorted(shaping))} shape a model from scratch and cannot change the checkpoint "
             f"{source}; leave them out, or leave out --model_name_or_path"
         )
     if source and not source.startswith(TIMM_PREFIX) and read_adapter(source):
         raise InputError(f"{source} is an adapter; merge it and train the result: hf-bidir merge {source} OUT")
     _check_schedule(arguments, schedule, typed)
     if getattr(arguments, "lora_rank", None) is not None:
-        _check_adapter(cast(AdapterArguments, arguments))
-    elif named := [name for name in LORA if name in typed]:
-        raise InputError(f"--{named[0]} needs --lora_rank")
+        _check_adapter(arguments)
+    elif typed & set(LORA):
+        raise InputError(f"--{min(typed & set(LORA))} needs --lora_rank")
+
+
+def _given(arguments: PretrainedArguments, names: Iterable[str]) -> list[str]:
+    return [name for name in names if getattr(arguments, name, None) is not None]
 
 
 def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: set[str]) -> None:
     if schedule.negative_mass_until is None:
-        if named := [name for name in vars(schedule) if name in typed]:
-            raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
+        if without := typed & vars(schedule).keys():
+            raise InputError(
+                f"--{min(without)} needs --negative_mass_until, the share of training that a schedule takes"
+            )
         return
-    conflicts = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
-    conflicts += ["attn_activation"] if arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS) else []
-    conflicts += ["lora_rank"] if getattr(arguments, "lora_rank", None) is not None else []  # keeps its base's mass
+    conflicts = _given(arguments, [*NEGATIVE_MASSES, "lora_rank"])  # an adapter keeps the mass of its base
+    if arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS):
+        conflicts.append("attn_activation")
     if conflicts:
         moved = " or ".join(WITH_NEGATIVE_MASS)
         raise InputError(f"--negative_mass_until moves the negative mass of {moved}; leave out --{conflicts[0]}")
-    schedule_for(schedule)  # refuses bad values before any data are read
 
 
-def _check_adapter(arguments: AdapterArguments) -> None:
-    source, dropout, alpha = arguments.model_name_or_path, arguments.lora_dropout, arguments.lora_alpha
-    rank: Any = arguments.lora_rank  # not None
-    if rank < 1 or (alpha is not None and alpha <= 0) or not 0 <= dropout < 1:
-        raise InputError(
-            "expected lora_rank of at least 1, lora_alpha above 0 and lora_dropout in [0, 1); "
-            f"got {rank}, {alpha} and {dropout}"
-        )
+def _check_adapter(arguments: PretrainedArguments) -> None:
+    source = arguments.model_name_or_path
     if source is None:
         raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
-    if changed := [name for name in ATTENTION if getattr(arguments, name) is not None]:
+    if changed := _given(arguments, ["attn_activation", *NEGATIVE_MASSES]):
         raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
     with as_input_error("", OSError, ValueError):
         model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type", "")
@@ -125,13 +122,6 @@ def scratch_config(
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
     """
-    if arguments.initializer_range <= 0:
-        raise InputError(f"expected initializer_range above 0; got {arguments.initializer_range}")
-    if arguments.hidden_size % arguments.num_attention_heads:
-        raise InputError(
-            f"expected num_attention_heads to divide hidden_size; "
-            f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
-        )
     shape = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "initializer_range")
     fields = {name: getattr(arguments, name) for name in (*shape, "attn_scope", "attn_window")}
     dropouts = [name for name in DROPOUTS if name in inspect.signature(config_class.__init__).parameters]
@@ -221,8 +211,9 @@ def know_padding(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -
 
 def label_fields(names: Sequence[str]) -> dict[str, Any]:
     """The config fields with the class names; empty for data without labels."""
-    id2label = dict(enumerate(names))
-    return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}} if names else {}
+    if not names:
+        return {}
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
 def attention_fields(arguments: PretrainedArguments, present: PretrainedConfig | None = None) -> dict[str, Any]:
@@ -249,8 +240,12 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
     """
     source = arguments.model_name_or_path
     head = head_class(auto, config, source)
+    new: list[str] = []
     with as_input_error():
-        model, new = (head(config), []) if source is None else _pretrained(head, source, config)
+        if source is None:
+            model = head(config)
+        else:
+            model, new = _pretrained(head, source, config)
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
         _set_masses(model, arguments)
@@ -283,20 +278,19 @@ def _pretrained(
 
     Raises InputError if weights of the encoder or decoder would be random.
     """
-    new: list[str] = []
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
         model, report = with_report(head, source, config=config, ignore_mismatched_sizes=True, dtype=torch.float32)
-    for problem in ("missing_keys", "mismatched_keys"):
-        keys = sorted(key if isinstance(key, str) else key[0] for key in report[problem])  # or (key, shape, shape)
-        new += [key for key in keys if not _belongs_to_checkpoint(key, model)]
-        keys = [key for key in keys if key not in new]
-        if keys:
-            shown = ", ".join(keys[:KEYS_SHOWN]) + (", ..." if len(keys) > KEYS_SHOWN else "")
-            raise InputError(
-                f"{refused}expected every weight of the encoder in the shape that config.json describes; "
-                f"{len(keys)} {problem.replace('_', ' ')}: {shown}"
-            )
+    problems = (*report["missing_keys"], *report["mismatched_keys"])
+    lacking = {key if isinstance(key, str) else key[0] for key in problems}  # or (key, shape, shape)
+    needed = sorted(key for key in lacking if _belongs_to_checkpoint(key, model))
+    if needed:
+        shown = ", ".join(needed[:KEYS_SHOWN]) + (", ..." if len(needed) > KEYS_SHOWN else "")
+        raise InputError(
+            f"{refused}expected every weight of the encoder in the shape that config.json describes; "
+            f"{len(needed)} are missing or of another shape: {shown}"
+        )
+    new = sorted(lacking)
     if new:
         logger.warning("%s has no weights of this shape for %s; new ones are trained.", source, ", ".join(new))
     return model, new
@@ -327,26 +321,31 @@ def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str,
     with extra("lora"):
         from peft import LoraConfig, get_peft_model
 
-    whole = {name.rpartition(".")[0] for name in new}
-    if auto in CLASSIFIERS:  # the parts beside the encoder, which is the part with attention
-        parts = model.named_children()
-        whole |= {name for name, part in parts if any(True for _ in part.parameters()) and not signed_layers(part)}
-    outermost = sorted(name for name in whole if not any(name.startswith(f"{other}.") for other in whole))
     rank: Any = arguments.lora_rank
     alpha: Any = arguments.lora_alpha  # peft accepts fractions too
-    config = LoraConfig(
-        task_type=BY_AUTO_CLASS[auto].peft_task,
-        r=rank,
-        lora_alpha=2 * rank if alpha is None else alpha,
-        lora_dropout=arguments.lora_dropout,
-        target_modules=arguments.lora_targets or "all-linear",
-        modules_to_save=outermost or None,
-        base_model_name_or_path=arguments.model_name_or_path,
-        auto_mapping={"base_model_class": type(model).__name__, "parent_library": type(model).__module__},
-    )
-    with as_input_error("--lora_targets: " if arguments.lora_targets else ""):
+    with as_input_error("--lora_*: "):
+        config = LoraConfig(
+            task_type=BY_AUTO_CLASS[auto].peft_task,
+            r=rank,
+            lora_alpha=2 * rank if alpha is None else alpha,
+            lora_dropout=arguments.lora_dropout,
+            target_modules=arguments.lora_targets or "all-linear",
+            modules_to_save=_trained_whole(model, auto, new) or None,
+            base_model_name_or_path=arguments.model_name_or_path,
+            auto_mapping={"base_model_class": type(model).__name__, "parent_library": type(model).__module__},
+        )
         adapted = get_peft_model(model, config)
         check_untied(adapted)
     # the folder has a card of this package
     adapted.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
     return adapted
+
+
+def _trained_whole(model: PreTrainedModel, auto: str, new: list[str]) -> list[str]:
+    """The outermost parts that train beside an adapter: new ones, and those of a classifier without attention."""
+    whole = {name.rpartition(".")[0] for name in new}
+    if auto in CLASSIFIERS:
+        for name, part in model.named_children():
+            if list(part.parameters()) and not signed_layers(part):
+                whole.add(name)
+    return sorted(name for name in whole if not any(name.startswith(f"{outer}.") for outer in whole))

@@ -46,7 +46,7 @@ from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.explain import token_scores
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.heal import DistillationTrainer
+from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.models import able_to_pad
 from research.conversions import trainers
 from research.conversions.trainers import chosen_heads

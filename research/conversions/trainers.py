@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.heal import DistillationTrainer
+from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.activations import balanced
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers

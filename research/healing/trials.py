@@ -34,7 +34,7 @@ from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import observed_layers, without_negatives
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.forward import record_coefficients
-from hf_bidir.finetune.heal import divergence, relative_error
+from hf_bidir.finetune.distillation import divergence, relative_error
 from hf_bidir.modeling.signed_layers import attention_layers, heads_of, signed_layers
 
 FILE = Path(__file__).with_name("results") / "trials.csv"

@@ -53,7 +53,7 @@ class JointTrainer(SignedTrainer):
 
     def __init__(self, *, masked_lm_weight: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.train_collator = JointCollator(kwargs["processing_class"])
+        self.data_collator = JointCollator(kwargs["processing_class"])
         self.masked_lm_weight = masked_lm_weight
 
     def compute_loss(

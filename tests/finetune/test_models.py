@@ -19,6 +19,7 @@ from tests.training.checkpoints_of_others import checkpoint_of
 CLASSIFY = "AutoModelForSequenceClassification"
 SHAPE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 QUERY = "encoder.layer.0.attention.self.query.weight"
+OTHER_SHAPE = {QUERY: torch.zeros(4, 8)}
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_classifier_around_a_part_of_a_model_keeps_that_part(tmp_path):
     assert torch.equal(model.vision_model.state_dict()[name], stock.vision_model.state_dict()[name])
     lost = next(key for key in load_file(tmp_path / "model.safetensors") if key.endswith("fc1.weight"))
     rewrite_weights(tmp_path, lambda weights: weights.pop(lost))
-    with pytest.raises(InputError, match=r"1 missing keys: .*fc1\.weight"):
+    with pytest.raises(InputError, match=r"1 are missing or of another shape: .*fc1\.weight"):
         build(tmp_path, auto="AutoModelForImageClassification")
 
 
@@ -81,17 +82,10 @@ def test_an_encoder_without_a_head_or_a_pooler_is_a_start(stock):
     assert torch.equal(build(stock).bert.state_dict()[QUERY], saved)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda weights: weights.pop(QUERY), rf"1 missing keys: bert\.{QUERY}"),
-        (lambda weights: weights.update({QUERY: torch.zeros(4, 8)}), rf"1 mismatched keys: bert\.{QUERY}"),
-    ],
-    ids=["missing", "of another shape"],
-)
-def test_a_checkpoint_whose_encoder_would_stay_random_is_one_clear_error(stock, change, message):
+@pytest.mark.parametrize("change", [lambda weights: weights.pop(QUERY), lambda weights: weights.update(OTHER_SHAPE)])
+def test_a_checkpoint_whose_encoder_would_stay_random_is_one_clear_error(stock, change):
     rewrite_weights(stock, change)
-    with pytest.raises(InputError, match=f"is not a usable checkpoint.*{message}"):
+    with pytest.raises(InputError, match=rf"not a usable checkpoint.*1 are missing or of another shape: bert\.{QUERY}"):
         build(stock)
 
 

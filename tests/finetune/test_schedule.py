@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, NegativeMassSchedule
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import ScheduleArguments
+from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.finetune.trainer import SignedTrainer
 
 STEPS, LAYERS = 41, 4
@@ -56,43 +58,22 @@ def test_the_shift_of_the_scores_moves_evenly():
     torch.testing.assert_close(shifts, torch.linspace(6, 0, STEPS), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"until": 1.5}, "0 to 1; got 1.5"),
-        ({"start": 0.0}, "expected start above 0"),
-        ({"end": 2.0}, r"\[0, 1\]"),
-    ],
-)
-def test_an_impossible_schedule_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        NegativeMassSchedule(**arguments)
+@pytest.mark.parametrize(("name", "value"), [("until", 1.5), ("start", 0.0), ("end", 0.0), ("end", 2.0)])
+def test_an_impossible_schedule_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}.*{value}|{value}"):
+        NegativeMassSchedule(**{name: value})
 
 
 def test_an_interrupted_run_resumes_to_the_same_weights_and_a_checkpoint_names_its_negative_mass(tmp_path):
     schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
-    whole = trained(tmp_path / "whole", schedule)
-    assert all("negative_mass" in entry for entry in whole.state.log_history)
+    whole = trained(tmp_path / "whole", schedule, trainer=SignedTrainer)
+    logged = [entry["negative_mass"] for entry in whole.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([schedule.value(step, 10) for step in range(10)])
     for step in (4, 8):
         config = json.loads((tmp_path / f"whole/checkpoint-{step}/config.json").read_text())
         assert config["attn_negative_mass"] == schedule.value(step - 1, 10)
-    again = NegativeMassSchedule(0.01, 1.0, until=0.8)
-    resumed = trained(tmp_path / "resumed", again, resume=str(tmp_path / "whole/checkpoint-4"))
+    resumed = trained(tmp_path / "resumed", schedule, resume=str(tmp_path / "whole/checkpoint-4"))
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("saved", "now", "steps", "message"),
-    [
-        (None, 0.7, 10, "resume with the schedule of the checkpoint"),
-        (0.5, 0.7, 10, "resume with the schedule of the checkpoint"),
-        (0.5, 0.5, 20, r"'max_steps': 10\}.*'max_steps': 20\}"),
-    ],
-)
-def test_resuming_with_another_schedule_or_number_of_steps_is_refused(tmp_path, saved, now, steps, message):
-    trained(tmp_path, *([NegativeMassSchedule(until=saved)] if saved else []))
-    with pytest.raises(ValueError, match=message):
-        trained(tmp_path, NegativeMassSchedule(until=now), max_steps=steps, resume=str(tmp_path / "checkpoint-4"))
 
 
 def test_a_model_without_negative_mass_is_refused(tmp_path):
@@ -101,23 +82,27 @@ def test_a_model_without_negative_mass_is_refused(tmp_path):
         trained(tmp_path, NegativeMassSchedule(), model=model)
 
 
-def test_tensorboard_shows_the_negative_mass_of_every_step(tmp_path, monkeypatch):
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
-    run = trained(tmp_path, schedule, trainer=SignedTrainer, report_to="tensorboard")
-    folder = next(tmp_path.rglob("events.out*")).parent
-    events = EventAccumulator(str(folder)).Reload()
-    shown = [event.value for event in events.Scalars("train/negative_mass")][:10]
-    assert shown == pytest.approx([schedule.value(step, 10) for step in range(10)])
-    assert "negative_mass" not in run.evaluate()  # which is no metric
-
-
-def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path):
+@pytest.mark.parametrize("trainer", [Trainer, SignedTrainer])
+def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path, trainer):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "metric_for_best_model": "loss"}
     # the loss of the first checkpoint is the best one: the learning rate is ruinous
-    run = trained(tmp_path, NegativeMassSchedule(until=0.6), trainer=SignedTrainer, learning_rate=1.0,
+    run = trained(tmp_path, NegativeMassSchedule(until=0.6), trainer=trainer, learning_rate=1.0,
                   load_best_model_at_end=True, **options)  # fmt: skip
     losses = {entry["step"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
     assert min(losses, key=losses.get) < 7  # which without the schedule would be the best
     assert run.state.best_global_step >= 7
     assert run.model.config.attn_negative_mass == 1.0
+
+
+@pytest.mark.parametrize(("options", "start"), [({}, math.exp(-12)), ({"negative_mass_start": 0.1}, 0.1)])
+def test_a_schedule_starts_close_to_softmax_unless_an_option_or_the_model_says_otherwise(options, start):
+    arguments = ScheduleArguments(negative_mass_until=0.5, **options)
+    schedule = schedule_for(arguments, BidirBertConfig(attn_negative_mass=0.0))
+    assert (schedule.start, schedule.end, schedule.until) == (start, 1.0, 0.5)
+    schedule = schedule_for(arguments, BidirBertConfig(attn_negative_mass=0.7))
+    assert schedule.start == options.get("negative_mass_start", 0.7)
+    assert schedule_for(ScheduleArguments(), BidirBertConfig()) is None
+    several = BidirBertConfig(attn_negative_mass=[0.5] * 12)
+    if not options:
+        with pytest.raises(InputError, match="--negative_mass_start"):
+            schedule_for(arguments, several)

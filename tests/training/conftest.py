@@ -4,17 +4,6 @@ import pytest
 from datasets import Dataset
 from transformers import Trainer
 
-from hf_bidir.finetune import run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _only_the_demo_draws_its_loss(request):
-    """The picture takes longer than many of these runs; tests/finetune/test_record.py is about it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not request.module.__name__.endswith("test_demo"):
-            patch.setattr(run, "save_loss_curve", lambda log, path, title: path.touch())
-        yield
-
 
 @pytest.fixture
 def texts(tmp_path):

@@ -6,9 +6,7 @@ import shlex
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.hub import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
@@ -55,23 +53,11 @@ def test_a_new_model_learns_a_text_and_its_folder_loads_and_generates_it(learned
     assert model.get_input_embeddings().weight[model.config.eos_token_id].abs().sum() > 0
 
 
-def test_the_card_has_a_sample_and_its_perplexity_is_found_again_from_the_files(learned):
+def test_its_perplexity_is_measured_again_from_the_files(learned):
     folder, results = learned
-    sample = json.loads((folder / "run.json").read_text())["sample"]
-    assert all(sample.values())
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"| perplexity | {results['eval_perplexity']:.4f} |" in card
-    assert f"{sample['prompt']} ┃ {sample['text']}" in card
-    with pytest.raises(ValueError, match=r"name the data with --data; the run read text\.txt"):
-        evaluate_checkpoint(folder)
-    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", str(folder.parent / "text.txt"), "--save"])
-    assert told.exit_code == 0, told.output
-    measured = json.loads((folder / "evaluation.json").read_text())
-    assert measured["split"] == "validation"
-    assert measured["scores"]["perplexity"] == pytest.approx(results["eval_perplexity"], rel=1e-4)
-    assert measured["perplexity_without_negatives"] != measured["scores"]["perplexity"]
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "Verified: `hf-bidir evaluate` measured the same numbers" in card
+    measured = evaluate_checkpoint(folder, str(folder.parent / "text.txt"))
+    assert measured.split == "validation"
+    assert measured.scores["perplexity"] == pytest.approx(results["eval_perplexity"], rel=1e-4)
 
 
 def test_a_softmax_checkpoint_of_few_positions_goes_on_while_its_negative_mass_rises(options, tmp_path):
@@ -79,9 +65,6 @@ def test_a_softmax_checkpoint_of_few_positions_goes_on_while_its_negative_mass_r
     words = [*options[:4], *SHORT, "--model_name_or_path", source, "--negative_mass_until", "0.5"]
     main([*words, "--output_dir", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run/config.json").read_text())["attn_negative_mass"] == 1.0
-    sample = json.loads((tmp_path / "run/run.json").read_text())["sample"]
-    assert "first 4 tokens" in sample["how"]
-    assert "at most 4 more," in sample["how"]
 
 
 def test_heads_can_have_negative_masses_of_their_own_which_a_schedule_does_not_silently_replace(options, tmp_path):
@@ -105,12 +88,10 @@ def test_the_best_checkpoint_by_perplexity_has_the_lowest_and_every_evaluation_l
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("words", "message"),
     [
         (["--block_size", "9000"], "the train split has fewer tokens than one block of 9000"),
         (["--attn_negative_mass_by_head", "0", "1", "1"], "layer 0 needs 2 numbers, one per head"),
-        (["--attn_negative_mass_by_layer", "0"], "a list of 2 .one per signed layer"),
-        (["--attn_negative_mass_by_layer", "0", "2"], r"must lie in \[0, 1\]"),
         (
             ["--attn_negative_mass", "1", "--attn_negative_mass_by_head", "0", "1"],
             "expected one of --attn_negative_mass",
@@ -118,13 +99,12 @@ def test_the_best_checkpoint_by_perplexity_has_the_lowest_and_every_evaluation_l
         (["--attn_activation", "softmax", "--attn_negative_mass_by_head", "0", "1"], "only tanhmax and balanced have"),
         (["--num_key_value_heads", "3"], "num_key_value_heads to divide num_attention_heads 2; got 3"),
         (["--hidden_size", "6"], "heads of an even width"),
-        (["--block_size", "2"], "expected block_size of at least 3; got 2"),
         (["--negative_mass_until", "1", "--attn_negative_mass_by_head", "0", "1"], "leave out --attn_negative_mass_by"),
     ],
 )
-def test_unusable_input_is_one_clear_error(given, told, options, tmp_path):
-    with pytest.raises(InputError, match=told):
-        main([*options, *given, "--output_dir", str(tmp_path / "run")])
+def test_unusable_input_is_one_clear_error(words, message, options, tmp_path):
+    with pytest.raises(InputError, match=message):
+        main([*options, *words, "--output_dir", str(tmp_path / "run")])
 
 
 def test_an_encoder_is_no_causal_language_model(options, tmp_path):
@@ -132,19 +112,5 @@ def test_an_encoder_is_no_causal_language_model(options, tmp_path):
     with pytest.raises(InputError, match="'distilbert', which has no AutoModelForCausalLM; it has AutoModel, "):
         main([*options[:4], "--model_name_or_path", source])
     source = checkpoint_of("Electra", tmp_path / "electra")
-    with pytest.raises(InputError, match="electra is an encoder, whose tokens attend to later tokens"):
+    with pytest.raises(InputError, match="electra is an encoder"):
         main([*options[:4], "--model_name_or_path", source])
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", r"text\.txt"),
-        (b"  \n\n ", "no row that can be used"),
-        (b"caf\xe9 noir\n" * 9, r"text\.txt: 'utf-8' .* 0xe9"),
-    ],
-)
-def test_a_text_file_without_usable_text_is_named(content, told, tmp_path):
-    (tmp_path / "text.txt").write_bytes(content)
-    with pytest.raises(InputError, match=told):
-        main(["--train_file", str(tmp_path / "text.txt"), "--validation_file", str(tmp_path / "text.txt")])

@@ -35,12 +35,10 @@ def test_the_demo_learns_the_digits(folder):
     assert json.loads((folder / "all_results.json").read_text())["test_accuracy"] >= EXPECTED
 
 
-def test_the_demo_leaves_pictures_of_loss_and_attention_and_a_card_that_shows_them(folder):
-    assert imread(folder / "loss_curve.png").std() > 0
+def test_the_demo_leaves_a_picture_of_attention_and_a_card_that_shows_it(folder):
     assert imread(folder / "attention.png").std() > 0
     assert imread(folder / "digit.png").shape[:2] == (8, 8)
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "(loss_curve.png)" in card
     assert "(attention.png)" in card
 
 
@@ -51,18 +49,5 @@ def test_a_second_demo_uses_the_finished_run_and_lists_its_files(folder, capsys)
     assert "Using the finished run" in printed
     difference = re.search(r"largest difference of a logit (\S+)", printed).group(1)
     assert float(difference) <= 1e-5
-    assert re.search(r"^Reload and picture took \d+ seconds$", printed, re.MULTILINE)
     assert f"In {folder}" in printed
     assert (folder / "model.safetensors").stat() == weights
-
-
-def test_an_accuracy_below_the_expected_one_fails_with_a_message(folder, monkeypatch):
-    monkeypatch.setattr(demo, "check_reload", lambda *_: 0.0)
-    results = folder / "all_results.json"
-    kept = results.read_text()
-    results.write_text(json.dumps(json.loads(kept) | {"test_accuracy": 0.25}))
-    try:
-        with pytest.raises(SystemExit, match=r"at least 0\.4; got 0\.2500"):
-            demo.main(["--output_dir", str(folder)])
-    finally:
-        results.write_text(kept)

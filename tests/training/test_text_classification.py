@@ -1,22 +1,16 @@
 """training/text_classification.py: learn, record, resume, refuse, and start from any checkpoint."""
 
 import json
-import re
-import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
-from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from hf_bidir import BidirBertForSequenceClassification
+from hf_bidir import BidirLlamaForSequenceClassification
 from hf_bidir.common.errors import InputError
-from tests.processes import locking
-from tests.training.checkpoints_of_others import WITHOUT_PADDING, checkpoint_of
+from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import tables
 from training.text_classification import main
 
@@ -46,14 +40,12 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(learned):
     assert results["test_accuracy"] == 1.0
     assert json.loads((folder / "all_results.json").read_text()) == results
     assert {"eval_macro_f1", "test_recall_good", "test_recall_bad", "train_loss"} <= set(results)
-    found = {path.name for path in folder.iterdir()}
-    assert {"loss_curve.png", "validation-example.png", "README.md", "model.safetensors", "tokenizer.json"} <= found
+    files = {path.name for path in folder.iterdir()}
+    assert {"README.md", "model.safetensors", "tokenizer.json"} <= files
+    assert ".lock" not in files
     assert record["status"] == "finished"
-    assert ".lock" not in found
-    assert [(split, part["rows"]) for split, part in record["data"].items()] == [
-        ("train", 48), ("validation", 12), ("test", 12),
-    ]  # fmt: skip
-    assert record["class_shares"] == {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}
+    rows = {split: part["rows"] for split, part in record["data"].items()}
+    assert rows == {"train": 48, "validation": 12, "test": 12}
 
 
 def test_neither_a_token_nor_a_local_path_is_published(learned):
@@ -62,12 +54,6 @@ def test_neither_a_token_nor_a_local_path_is_published(learned):
         assert "hf_secret" not in text
         assert str(learned[0].parent) not in text
     assert not list(learned[0].rglob("training_args.bin"))  # the Trainer's pickle of every option
-
-
-def test_class_names_come_back_from_the_pipeline(learned):
-    classify = pipeline("text-classification", str(learned[0]), device="cpu")
-    assert isinstance(classify.model, BidirBertForSequenceClassification)
-    assert [prediction["label"] for prediction in classify(["a good film", "a bad film"])] == ["good", "bad"]
 
 
 def losses(folder):
@@ -96,30 +82,6 @@ def test_an_interrupted_run_continues_to_the_same_numbers_and_is_then_overwritte
     assert json.loads((tmp_path / "broken/run.json").read_text())["seed"] == 1
 
 
-def test_the_labels_of_the_test_split_change_no_weight(texts, tmp_path):
-    brief = ["--num_train_epochs", "1"]
-    main([*texts, *SHAPE, *RUN, *brief, "--output_dir", str(tmp_path / "true")])
-    file = texts[texts.index("--test_file") + 1]
-    table = Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
-    table.remove_columns("label").add_column("label", table["label"][::-1]).to_parquet(file)
-    main([*texts, *SHAPE, *RUN, *brief, "--output_dir", str(tmp_path / "shuffled")])
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("true", "shuffled"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_new_model_stops_early_once_its_schedule_has_ended_and_prints_a_line_per_epoch(texts, tmp_path, capsys):
-    options = shlex.split("--learning_rate 0 --use_cpu --disable_tqdm true --per_device_train_batch_size 2")
-    results = main([*texts, *SHAPE, *options, "--output_dir", str(tmp_path / "plain")])
-    assert results["epoch"] == 6.0  # the first one, and the patience of 5
-    output = capsys.readouterr().out
-    assert sum(line.startswith("epoch ") for line in output.splitlines()) == 6
-    assert "{" not in output
-    patient = ["--negative_mass_until", "0.5", "--num_train_epochs", "9", "--early_stopping_patience", "2"]
-    patient += ["--per_device_train_batch_size", "8"]
-    results = main([*texts, *SHAPE, *options, *patient, "--output_dir", str(tmp_path / "schedule")])
-    assert results["epoch"] > 4.5  # half of the epochs, rather than the first one and the patience
-
-
 def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one_and_a_bidir_one_keeps_its_attention(texts, tmp_path):
     still = ["--max_length", "12", "--learning_rate", "0", *BRIEF, "--warmup_ratio", "0"]
     source = checkpoint_of("Roberta", tmp_path / "stock", "ForSequenceClassification")
@@ -130,9 +92,6 @@ def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one_and_a_bidir_one_k
     assert type(model) is type(stock)
     assert "attn_negative_mass" not in (tmp_path / "first/config.json").read_text()
     assert not list((tmp_path / "first").glob("*.py"))
-    snippet = (tmp_path / "first/README.md").read_text().partition("```python")[2].partition("```")[0]
-    assert "AutoModelForSequenceClassification.from_pretrained(source" in snippet
-    assert not {"hf_bidir", "trust_remote_code"} & set(re.findall(r"\w+", snippet))
     ids = torch.arange(5, 13)[None]
     torch.testing.assert_close(model(ids).logits, stock(ids).logits)
     second = ["--model_name_or_path", source, "--attn_negative_mass", "0.5", "--output_dir", str(tmp_path / "second")]
@@ -142,26 +101,16 @@ def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one_and_a_bidir_one_k
     assert json.loads((tmp_path / "third/config.json").read_text())["attn_negative_mass"] == 0.5
 
 
-@pytest.mark.parametrize("family", ["DistilBert", "Llama"])
-def test_any_checkpoint_of_texts_is_fine_tuned(family, texts, tmp_path, caplog):
-    start = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock"), "--max_length", "12"]
+def test_a_decoder_is_fine_tuned_as_a_classifier(texts, tmp_path, caplog):
+    start = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock"), "--max_length", "12"]
     main([*texts, *RUN, *start, *BRIEF, "--attn_negative_mass", "1", "--output_dir", str(tmp_path / "run")])
     classify = pipeline("text-classification", str(tmp_path / "run"), device="cpu")
-    assert type(classify.model).__name__ == f"Bidir{family}ForSequenceClassification"
+    assert isinstance(classify.model, BidirLlamaForSequenceClassification)
     config = classify.model.config
     assert (config.id2label, config.attn_negative_mass) == ({0: "bad", 1: "good"}, 1.0)
     assert len(classify(["a good film", "bad"], padding=True, batch_size=2)) == 2
-    said = " ".join(record.getMessage() for record in caplog.records)
-    assert ("has no padding token; texts are padded with its [SEP]" in said) == (family in WITHOUT_PADDING)
-    assert ("Training starts without centring" in said) == (family == "Llama")  # which has no biases
-
-
-def test_texts_longer_than_the_positions_behind_the_padding_are_refused(texts, tmp_path):
-    source = checkpoint_of("Roberta", tmp_path / "stock", max_position_embeddings=16, pad_token_id=1)
-    start = ["--model_name_or_path", source, "--output_dir", str(tmp_path / "run"), "--max_length"]
-    with pytest.raises(InputError, match="above 2 and at most 14, the positions"):
-        main([*texts, *RUN, *start, "15"])
-    main([*texts, *RUN, *BRIEF, *start, "14"])
+    assert "has no padding token; texts are padded with its [SEP]" in caplog.text
+    assert "Training starts without centring" in caplog.text  # because there are no biases
 
 
 @pytest.mark.parametrize(
@@ -169,16 +118,9 @@ def test_texts_longer_than_the_positions_behind_the_padding_are_refused(texts, t
     [
         (["--attn_activation", "tanmax"], "tanmax"),
         (["--attn_negative_mass", "1.5"], "1.5"),
-        (["--num_attention_heads", "3"], "3 does not divide 16"),
-        (["--initializer_range", "0"], "expected initializer_range above 0"),
+        (["--num_attention_heads", "3"], "16.*3"),
         (["--attn_implementation", "flash_attention_9"], "flash_attention_9"),
-        (["--attn_scope", "window"], r'expected an attn_window of at least 1 for attn_scope="window"'),
-        (
-            ["--dataloader_drop_last", "true", "--per_device_train_batch_size", "49"],
-            "at least 49 training rows .* got 48",
-        ),
         (["--model_name_or_path", "{tmp}"], "shape a model from scratch"),
-        (["--resume_from_checkpoint", "{tmp}"], "expected auto, never or the folder of a Trainer checkpoint"),
         (["--train_file", "nowhere.csv"], "expected a data file at nowhere.csv"),
     ],
 )
@@ -189,28 +131,27 @@ def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, o
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_does_not_start_where_another_process_trains(texts, tmp_path):
-    with locking(tmp_path / "run") as other, pytest.raises(InputError, match=rf"in use by process {other.pid}"):
-        main([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "run")])
-    assert not (tmp_path / "run/run.json").exists()
-
-
-def test_the_script_prints_one_line_for_bad_input(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--train_file", "nowhere.csv"])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    expected = "error: expected a data file at nowhere.csv; there is no such file or folder\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_new_weights_spread_as_asked_and_look_through_a_window(texts, tmp_path):
-    options = ["--attn_scope", "window", "--attn_window", "2", "--initializer_range", "0.3", "--learning_rate", "0"]
+def test_a_new_model_looks_through_a_window(texts, tmp_path):
+    options = ["--attn_scope", "window", "--attn_window", "2"]
     main([*texts, *SHAPE, *RUN, *BRIEF, *options, "--output_dir", str(tmp_path / "run")])
-    weights = load_file(tmp_path / "run/model.safetensors")
-    assert weights["classifier.weight"].std() == pytest.approx(0.3, rel=0.2)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run", attn_implementation="eager")
     coefficients = model(torch.arange(5, 12)[None], output_attentions=True).attentions[0][0]
     positions = torch.arange(7)
     far = (positions - positions[:, None]).abs() > 2
     assert (coefficients[:, far] == 0).all()
     assert (coefficients[:, ~far] != 0).all()
+
+
+def test_a_run_stops_early_but_not_before_its_schedule_has_ended(texts, tmp_path):
+    patient = [
+        "--negative_mass_until",
+        "0.5",
+        "--negative_mass_start",
+        "0.1",
+        "--num_train_epochs",
+        "9",
+        "--early_stopping_patience",
+        "2",
+    ]
+    results = main([*texts, *SHAPE, *RUN, *patient, "--learning_rate", "0", "--output_dir", str(tmp_path / "run")])
+    assert 4.5 < results["epoch"] < 9  # half of the epochs, rather than the first one and the patience

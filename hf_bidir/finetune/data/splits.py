@@ -73,13 +73,6 @@ class Splits:
         logger.warning(sentence)
         self.notes.append(sentence)
 
-    def class_shares(self) -> dict[str, float]:
-        """The share of each class in the training split; the shares sum to 1, and without labels there are none."""
-        if not self.names:
-            return {}
-        counts = np.bincount(self.train["label"], minlength=len(self.names))
-        return {name: float(count / counts.sum()) for name, count in zip(self.names, counts, strict=True)}
-
 
 def raw_splits(data: SourceArguments, *columns: Column) -> dict[str, Dataset]:
     """The splits that `data` names, with these columns alone; files override a data set name.

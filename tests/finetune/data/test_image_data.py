@@ -60,7 +60,6 @@ def test_every_kind_of_source_gives_the_same_images(tmp_path, kind):
     splits = read(path)
     pixels = sorted(np.asarray(row["image"]).tobytes() for row in splits.train)
     assert pixels == sorted(pixels.tobytes() for pixels in PIXELS)
-    assert splits.class_shares() == dict.fromkeys(splits.names, 0.5)
 
 
 def test_file_names_mean_nothing_and_a_class_may_have_the_name_of_a_split(tmp_path):
