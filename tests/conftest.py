@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import forks
-from tests.processes import SOON
+from tests.processes import SUBPROCESS
 
 if not torch.cuda.is_available():  # then Triton's interpreter runs the kernels, in this process and in those it starts
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -38,7 +37,6 @@ SLOW = (
     "modeling/test_compat.py",
     "checkpoints/test_convert.py",
     "modeling/test_made_classes.py",
-    "test_forks.py",
     "test_imports.py",
     "hub",
     "kernels/test_fused_operator.py",
@@ -59,20 +57,13 @@ GPU = (
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Choose the folder of the interpreter that starts soon, for the workers too."""
-    if forks.FOLDER not in os.environ:
-        forks.prepare()
-        config.add_cleanup(forks.remove)
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _clean_processes_start_soon():
-    """Processes of isolated_forward are forks; tests/hub/test_isolated.py has a real one."""
+def _isolated_processes_are_forks():
+    """Processes of isolated_forward start where transformers is; tests/hub/test_isolated.py has a fresh one."""
     from hf_bidir.hub import isolated
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolated, "subprocess", SOON)
+        patch.setattr(isolated, "subprocess", SUBPROCESS)
         yield
 
 

@@ -1,7 +1,7 @@
 """A Hub on loopback for the real client: accounts, private repositories, LFS uploads, tags, and faults on demand.
 
-    with Hub({"hf_alice": "alice"}) as hub, User(hub, folder / "home") as alice:  # hub_user.py
-        alice.run("push", "runs/mine", "alice/mine")
+    with Hub({"hf_alice": "alice"}) as hub, alice(hub, folder) as run:  # hub_user.py
+        run("push", "runs/mine", "alice/mine")
 
 A commit is visible once it is complete, and not before. What is uploaded without being committed is in no repository.
 """
@@ -11,14 +11,13 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
-
-import yaml
+from urllib.parse import unquote, urlsplit
 
 LARGE = (".safetensors", ".png")  # uploaded by LFS
-MODEL, REVISION = r"(?P<repo>[\w.-]+/[\w.-]+)", r"(?P<revision>[^/]+|refs/pr/\d+)"
+MODEL, REVISION = r"(?P<repo>[\w.-]+/[\w.-]+)", r"(?P<revision>[^/]+)"
 
 
 class Refusal(Exception):
@@ -94,35 +93,39 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def handle_any(self) -> None:
-        url = urlsplit(self.path)
-        route, self.query = unquote(url.path), parse_qs(url.query)
+        route = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, route))
         method, part, status = self.hub.fault or ("", "", None)
-        faulty = method == self.command and part in route
-        if faulty and status is None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)) // 2)
+        is_faulty = method == self.command and part in route
+        if is_faulty and status is None:
+            self.rfile.read(int(self.headers["Content-Length"]) // 2)
             self.close_connection = True
             self.connection.close()
-            return None
+            return
         self.body = self._read_body()
         try:
-            if faulty:
+            if is_faulty:
                 raise Refusal(status, "injected fault")
-            for methods, pattern, function in ROUTES:
-                if self.command in methods and (match := re.fullmatch(pattern, route)):
-                    return function(self, **match.groupdict())
-            raise Refusal(404, "NoRoute", f"nothing at {self.command} {route}")
+            self._dispatch(route)
         except Refusal as refusal:
             headers = {"X-Error-Code": refusal.code, "X-Error-Message": str(refusal)}
             self.reply({"error": str(refusal)}, refusal.status, headers)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_any
 
+    def _dispatch(self, route: str) -> None:
+        for (methods, pattern), function in ROUTES.items():
+            match = re.fullmatch(pattern, route)
+            if match and self.command in methods.split():
+                function(self, **match.groupdict())
+                return
+        raise Refusal(404, "NoRoute", f"nothing at {self.command} {route}")
+
     def _read_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = []
-        while size := int(self.rfile.readline().strip() or b"0", 16):
+        while size := int(self.rfile.readline(), 16):
             parts.append(self.rfile.read(size))
             self.rfile.readline()
         self.rfile.readline()
@@ -130,9 +133,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, content: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-        kind = "application/octet-stream" if isinstance(content, bytes) else "application/json"
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(raw)), **(headers or {})}.items():
+        for name, value in {"Content-Length": str(len(raw)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -148,18 +150,34 @@ class Handler(BaseHTTPRequestHandler):
     def repository(self, name: str, writing: bool = False) -> Repository:
         """The repository, if the account may see it, and may write to it where `writing` is set."""
         account, repository = self.account(writing), self.hub.repositories.get(name)
-        mine = account == name.partition("/")[0]
-        if repository is None or (repository.private and not mine):
+        is_owner = account == name.partition("/")[0]
+        if repository is None or (repository.private and not is_owner):
             raise Refusal(404 if account else 401, "RepoNotFound", "Repository not found")
-        if writing and not mine:
+        if writing and not is_owner:
             raise Refusal(403, "Forbidden", f"you don't have the rights to write to {name}")
         return repository
 
 
+ROUTES: dict[tuple[str, str], Callable[..., None]] = {}
+API = rf"/api/models/{MODEL}"
+
+
+def route(methods: str, pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Have the function answer requests; it gets the named groups of the pattern."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        ROUTES[methods, pattern] = function
+        return function
+
+    return register
+
+
+@route("GET", r"/api/whoami-v2")
 def whoami(request: Handler) -> None:
     request.reply({"type": "user", "name": request.account(), "orgs": []})
 
 
+@route("POST", r"/api/repos/create")
 def create(request: Handler) -> None:
     asked = json.loads(request.body)
     owner = asked.get("organization") or request.account()
@@ -172,6 +190,12 @@ def create(request: Handler) -> None:
     request.reply({"url": f"{request.hub.endpoint}/{name}", "id": name}, 409 if exists else 200)
 
 
+@route("POST", r"/api/validate-yaml")
+def validate(request: Handler) -> None:
+    request.reply({"errors": [], "warnings": []})
+
+
+@route("POST", rf"{API}/preupload/{REVISION}")
 def preupload(request: Handler, repo: str, revision: str) -> None:
     files, modes = request.repository(repo, writing=True).at(revision), []
     for path in (file["path"] for file in json.loads(request.body)["files"]):
@@ -183,13 +207,12 @@ def preupload(request: Handler, repo: str, revision: str) -> None:
 
 def object_id(path: str, content: bytes) -> str:
     """The git object of the content; for an LFS file its SHA-256."""
-    return hashlib.sha256(content).hexdigest() if path.endswith(LARGE) else git_object(content)
-
-
-def git_object(content: bytes) -> str:
+    if path.endswith(LARGE):
+        return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+@route("POST", rf"/{MODEL}\.git/info/lfs/objects/batch")
 def lfs_batch(request: Handler, repo: str) -> None:
     request.repository(repo, writing=True)
     objects = json.loads(request.body)["objects"]
@@ -199,61 +222,43 @@ def lfs_batch(request: Handler, repo: str) -> None:
     request.reply({"transfer": "basic", "objects": objects})
 
 
+@route("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})")
 def lfs_put(request: Handler, oid: str) -> None:
     assert hashlib.sha256(request.body).hexdigest() == oid
     request.hub.uploads[oid] = request.body
     request.reply({})
 
 
+@route("POST", rf"{API}/commit/{REVISION}")
 def commit(request: Handler, repo: str, revision: str) -> None:
     """All operations, or none."""
     repository = request.repository(repo, writing=True)
-    lines, files = [json.loads(line) for line in request.body.splitlines()], dict(repository.at(revision))
-    for line in lines[1:]:
-        value = line["value"]
-        if line["key"] == "deletedFile":
-            del files[value["path"]]
-            continue
-        large = line["key"] == "lfsFile"
-        files[value["path"]] = request.hub.uploads[value["oid"]] if large else base64.b64decode(value["content"])
-    proposed = "create_pr" in request.query
-    branch = f"refs/pr/{len(repository.commits)}" if proposed else revision
-    sha, url = repository.add(files, branch), f"{request.hub.endpoint}/{repo}"
-    discussion = {"pullRequestUrl": f"{url}/discussions/{branch.rpartition('/')[2]}"} if proposed else {}
-    request.reply(
-        {"success": True, "commitOid": sha, "commitUrl": f"{url}/commit/{sha}", "hookOutput": ""} | discussion
-    )
+    _, *operations = (json.loads(line) for line in request.body.splitlines())
+    files = dict(repository.at(revision))
+    for operation in operations:
+        value, is_large = operation["value"], operation["key"] == "lfsFile"
+        content = request.hub.uploads[value["oid"]] if is_large else base64.b64decode(value["content"])
+        files[value["path"]] = content
+    sha = repository.add(files, revision)
+    url = f"{request.hub.endpoint}/{repo}/commit/{sha}"
+    request.reply({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
 
 
-def info(request: Handler, repo: str, revision: str = "main") -> None:
+@route("GET", rf"{API}(/revision/{REVISION})?")
+def info(request: Handler, repo: str, revision: str | None) -> None:
     repository = request.repository(repo)
-    siblings = [{"rfilename": path, "size": len(content)} for path, content in repository.at(revision).items()]
-    facts = {"id": repo, "sha": repository.commit_of(revision), "private": repository.private, "siblings": siblings}
-    card = repository.at(revision).get("README.md", b"").decode().partition("---\n")[2].partition("---\n")[0]
-    request.reply(facts | ({"cardData": yaml.safe_load(card)} if card else {}))
+    sha = repository.commit_of(revision or "main")
+    request.reply({"id": repo, "sha": sha, "private": repository.private})
 
 
-def list_models(request: Handler) -> None:
-    (author,) = request.query["author"]
-    repositories = request.hub.repositories.values()
-    request.reply([{"id": one.name} for one in repositories if one.name.startswith(f"{author}/") and not one.private])
-
-
-def entries(request: Handler, repo: str, revision: str) -> None:
+@route("GET", rf"{API}/tree/{REVISION}")
+def tree(request: Handler, repo: str, revision: str) -> None:
     files = request.repository(repo).at(revision)
-    asked = parse_qs(request.body.decode()).get("paths", files) if request.command == "POST" else files
-    found = {path: files[path] for path in asked if path in files}
-    request.reply(
-        [{"type": "file", "path": path, "size": len(one), "oid": git_object(one)} for path, one in found.items()]
-    )
+    entries = [{"type": "file", "path": path, "size": len(files[path])} for path in files]
+    request.reply([entry | {"oid": object_id(entry["path"], files[entry["path"]])} for entry in entries])
 
 
-def refs(request: Handler, repo: str) -> None:
-    repository = request.repository(repo)
-    tags = [{"name": name, "ref": f"refs/tags/{name}", "targetCommit": sha} for name, sha in repository.tags.items()]
-    request.reply({"branches": [], "tags": tags, "converts": []})
-
-
+@route("POST", rf"{API}/tag/{REVISION}")
 def tag(request: Handler, repo: str, revision: str) -> None:
     repository, name = request.repository(repo, writing=True), json.loads(request.body)["tag"]
     if name in repository.tags:
@@ -262,36 +267,18 @@ def tag(request: Handler, repo: str, revision: str) -> None:
     request.reply({})
 
 
-def branch(request: Handler, repo: str, name: str) -> None:
+@route("POST", rf"{API}/branch/{REVISION}")
+def branch(request: Handler, repo: str, revision: str) -> None:
     repository = request.repository(repo, writing=True)
-    repository.branches[name] = repository.commit_of("main")
+    repository.branches[revision] = repository.commit_of("main")
     request.reply({})
 
 
+@route("GET HEAD", rf"/{MODEL}/resolve/{REVISION}/(?P<path>.+)")
 def resolve(request: Handler, repo: str, revision: str, path: str) -> None:
     repository = request.repository(repo)
-    if path not in repository.at(revision):
+    files = repository.at(revision)
+    if path not in files:
         raise Refusal(404, "EntryNotFound", "Entry not found")
-    content = repository.at(revision)[path]
-    headers = {"X-Repo-Commit": repository.commit_of(revision), "ETag": f'"{object_id(path, content)}"'}
-    request.reply(content, headers=headers)
-
-
-API = rf"/api/models/{MODEL}"
-ROUTES = [
-    ("GET", r"/api/whoami-v2", whoami),
-    ("POST", r"/api/repos/create", create),
-    ("POST", r"/api/validate-yaml", lambda request: request.reply({"errors": [], "warnings": []})),
-    ("POST", rf"{API}/preupload/{REVISION}", preupload),
-    ("POST", rf"/{MODEL}\.git/info/lfs/objects/batch", lfs_batch),
-    ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_put),
-    ("POST", rf"{API}/commit/{REVISION}", commit),
-    ("GET", r"/api/models", list_models),
-    ("GET", rf"{API}(/revision/{REVISION})?", lambda request, repo, revision: info(request, repo, revision or "main")),
-    ("GET", rf"{API}/tree/{REVISION}", entries),
-    ("POST", rf"{API}/paths-info/{REVISION}", entries),
-    ("GET", rf"{API}/refs", refs),
-    ("POST", rf"{API}/tag/{REVISION}", tag),
-    ("POST", rf"{API}/branch/(?P<name>.+)", branch),
-    ("GET HEAD", rf"/{MODEL}/resolve/{REVISION}/(?P<path>.+)", resolve),
-]
+    headers = {"X-Repo-Commit": repository.commit_of(revision), "ETag": f'"{object_id(path, files[path])}"'}
+    request.reply(files[path], headers=headers)

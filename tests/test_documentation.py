@@ -25,8 +25,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoImageProcessor, AutoTokenizer
 
 import hf_bidir
-from hf_bidir.cli import app, script
-from hf_bidir.cli.script import parse
+from hf_bidir.cli import app
 from hf_bidir.kernels.fused_path import HAS_TRITON
 from tests.tiny_models import stock_model
 
@@ -138,9 +137,9 @@ def test_the_commands_of_a_page_are_accepted_by_their_own_parsers(page, monkeypa
     monkeypatch.chdir(ROOT)
     text = PAGES[page]
     for block in BLOCK.finditer(text):
-        for line in block[4].replace("\\\n", " ").splitlines() if block[3] in ("bash", "sh", "console") else []:
-            for command in re.split(r"&&|;", line.partition("  #")[0].removeprefix("$ ")):
-                check_command(command, monkeypatch)
+        lines = block[4].replace("\\\n", " ").splitlines() if block[3] in ("bash", "sh", "console") else []
+        for command in re.split(r"&&|;|\n", "\n".join(line.partition("  #")[0].removeprefix("$ ") for line in lines)):
+            check_command(command, monkeypatch)
     for span in SPAN.findall(BLOCK.sub("", text)):
         check_command(span, monkeypatch, is_complete=False)
 
@@ -148,20 +147,17 @@ def test_the_commands_of_a_page_are_accepted_by_their_own_parsers(page, monkeypa
 def check_command(command: str, monkeypatch: pytest.MonkeyPatch, is_complete: bool = True) -> None:
     """Fail if a command has an unknown sub-command, option or value, or, if it `is_complete`, lacks an argument."""
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
-    if not words:
-        return
-    if words[0].startswith("--"):  # an option that is named in a sentence
-        name = words[0].strip("-").replace("-", "_").partition("=")[0].removeprefix("no_")
+    program, problem = words[0] if words else "", None
+    if program.startswith("--"):  # an option that is named in a sentence
+        name = program.strip("-").replace("-", "_").partition("=")[0].removeprefix("no_")
         problem = None if name in WORDS else "no command has this option"
-    elif words[0] == "make":
+    elif program == "make":
         unknown = {*words[1:]} - {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
         problem = f"no target {unknown}" if unknown else None
-    elif words[0] == "hf-bidir":
+    elif program == "hf-bidir":
         problem = problem_of_cli(words[1:])
-    elif words[0] in ("python", "torchrun", "accelerate"):
+    elif program in ("python", "torchrun", "accelerate"):
         problem = problem_of_script(words, monkeypatch)
-    else:
-        return
     missing = problem and re.search(r"Missing (parameter|argument)|arguments are required", problem)
     assert not problem or (missing and not is_complete), f"{command}\n{problem}"
 
@@ -179,42 +175,35 @@ def problem_of_cli(words: list[str]) -> str | None:
 
 def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Run a script up to the end of its parser."""
-    found = [index for index, word in enumerate(words) if word.endswith(".py") or word.startswith(MODULES)]
-    if not found:
+    index = next((i for i, word in enumerate(words) if word.endswith(".py") or word.startswith(MODULES)), None)
+    if index is None:
         return None
-    file, parse_args, said = file_of(words[found[0]]), ArgumentParser.parse_args, io.StringIO()
+    file, parse, said = file_of(words[index]), ArgumentParser.parse_known_args, io.StringIO()
 
-    def parse_only(*arguments):
-        parse_args(*arguments)
-        sys.exit(0)
-
-    def read_only(*arguments):
-        parse(*arguments)
+    def parse_only(parser, *arguments):
+        _, unknown = parse(parser, *arguments)
+        if unknown:
+            parser.error(f"unrecognized arguments: {unknown}")
         sys.exit(0)
 
     if HAS_TRITON:  # imported before a benchmark turns Triton's interpreter off
         importlib.import_module("hf_bidir.kernels.fused_launch")
     with monkeypatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # restored afterwards
-        patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])
+        patch.setattr(sys, "argv", [str(file), *words[index + 1 :]])
         patch.syspath_prepend(str(file.parent))
-        patch.setattr(ArgumentParser, "parse_args", parse_only)
-        patch.setattr(script, "parse", read_only)
+        patch.setattr(ArgumentParser, "parse_known_args", parse_only)
         patch.setattr(sys, "stderr", said)
         try:
             runpy.run_path(str(file), run_name="__main__")
         except SystemExit as end:
             return said.getvalue() or "refused" if end.code else None
-        except FileNotFoundError as error:
-            return str(error)
     return "no parser was reached"
 
 
 def file_of(program: str) -> Path:
     """The file that `python FILE.py` or `python -m MODULE` runs."""
-    if program.endswith(".py"):
-        return ROOT / program
-    path = ROOT / program.replace(".", "/")
+    path = ROOT / (program if program.endswith(".py") else program.replace(".", "/"))
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 

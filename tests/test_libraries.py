@@ -2,8 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
 import sys
 
 import peft
@@ -27,7 +25,6 @@ from transformers import (
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from tests import forks
 from tests.processes import run_python
 from tests.tiny_models import SHAPE, TEXT, random_model, stock_model, word_tokenizer
 
@@ -201,11 +198,9 @@ print(Trainer(model=model, args=args).compute_loss(model, {"input_ids": ids, "la
 
 def test_they_are_shifted_too_where_the_code_came_with_the_checkpoint(tmp_path):
     hf_bidir.signed(stock_model("llama"), 0.0).save_pretrained(tmp_path / "model")
-    command = [forks.prepare(ready=True), "-I", "-c", ALONE, str(tmp_path / "model"), str(IDS.tolist())]
-    options = {"env": os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}, "cwd": tmp_path}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert float(done.stdout) == pytest.approx(smoothed_loss(stock_model("llama"), tmp_path))
+    cache = str(tmp_path / "modules")
+    loss = run_python(ALONE, tmp_path / "model", IDS.tolist(), isolated=True, cwd=tmp_path, HF_MODULES_CACHE=cache)
+    assert float(loss) == pytest.approx(smoothed_loss(stock_model("llama"), tmp_path))
 
 
 def test_a_speech_pipeline_treats_a_signed_whisper_as_the_stock_one():

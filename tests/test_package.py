@@ -89,7 +89,6 @@ def core(wheel, metadata, tmp_path_factory):
 
 CORE_USE = """
 import json, torch
-from importlib import import_module
 from importlib.util import find_spec
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
 import hf_bidir  # after transformers
@@ -112,21 +111,13 @@ ids = torch.tensor([[1, 2, 3]])
 loaded = type(model).from_pretrained("signed").eval()
 torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
 names = [command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands]
-lines = [f"{name} --help" for name in names] + ["convert stock converted", "families roberta", "doctor"]
+lines = [f"{name} --help" for name in names] + ["convert stock converted", "families roberta"]
 lines += ["explain runs/x text", "evaluate runs/x"]
-missing = {}
-for name in ("explain", "finetune.trainer"):
-    try:
-        module = import_module(f"hf_bidir.{name}")
-        _ = name == "explain" and module.explain  # imported on first use
-    except ModuleNotFoundError as error:
-        missing[name] = str(error).partition("hf-bidir")[2]
 print(json.dumps({
     "file": hf_bidir.__file__,
     "of extras": [name for name in EXTRA_PACKAGES if find_spec(name)],
     "loaded": type(AutoModel.from_pretrained("signed")).__name__,
     "commands": {line: invoke(*line.split()) for line in lines},
-    "missing": missing,
 }))
 """
 
@@ -151,7 +142,7 @@ def test_with_the_core_a_model_is_signed_saved_reloaded_and_converted(used):
     assert json.loads((used[1] / "converted/config.json").read_text())["model_type"] == "bidir_bert"
 
 
-def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need_as_subpackages_do(used):
+def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need(used):
     failed = {line.split()[0]: outcome for line, outcome in used[0]["commands"].items() if outcome[0] != 0}
     extras = {"explain": "explain", "evaluate": "explain,hub,train"}
     assert failed.keys() == extras.keys()
@@ -159,7 +150,6 @@ def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need_as_
         expected = rf"error: \w+ is not installed; run: pip install 'hf-bidir\[{extras[command]}\]'"
         assert code == 2, command
         assert re.fullmatch(expected, output), f"{command}: {output}"
-    assert used[0]["missing"] == {"explain": "[explain]'", "finetune.trainer": "[train]'"}
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):

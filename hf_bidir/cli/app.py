@@ -1,15 +1,21 @@
 """The application that every sub-command belongs to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
-from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 
-# the training scripts' names for the same option
-ALIASES = {"text-column": "column", "image-column": "column", "test-file": "data"}
+# what errors call an option of the training scripts -> this application's option
+ALIASES = {
+    "text-column": "column",
+    "image-column": "column",
+    "test-file": "data",
+    "train-file": "heal",
+    "max-steps": "steps",
+    "overwrite-output-dir": "overwrite",
+}
 
 
 def normalised(name: str) -> str:
@@ -40,32 +46,17 @@ def main() -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Print an error in the input as one line and exit with code 2."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+def running(*extras: str) -> Iterator[None]:
+    """The body of a command with its slow imports, which `--help` does without.
 
-
-@contextmanager
-def options_as(ours: Mapping[str, str]) -> Iterator[None]:
-    """Name the options of this command in errors that name those of the training scripts."""
-    try:
-        yield
-    except InputError as error:
-        text = str(error)
-        for theirs, name in ours.items():
-            text = text.replace(theirs, name)
-        raise InputError(text) from error
-
-
-@contextmanager
-def slow_imports(*extras: str) -> Iterator[None]:
-    """The imports of a command, which `--help` does without; print a missing package and its extra as one line."""
+    An error in the input, or a missing package with the extra that has it, is one line and exit code 2.
+    """
     from hf_bidir.cli.start import announce_imports
 
     announce_imports()
-    with one_line_errors(), extra(*extras):
-        yield
+    try:
+        with extra(*extras):
+            yield
+    except (ValueError, OSError, ImportError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error

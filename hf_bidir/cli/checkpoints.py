@@ -5,21 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors, options_as, slow_imports
-
-Options = dict[str, Any]  # by name
-
-OPTIONS_OF_DISTILL = {  # and what they are called here
-    "--overwrite_output_dir": "--overwrite",
-    "--output_dir": "OUT",
-    "--model_name_or_path": "SOURCE",
-    "--train_file": "--heal",
-    "--text_column": "--column",
-    "--image_column": "--column",
-    "max_steps": "steps",
-    "keep_signs false": "--no-keep-signs",
-    "--teacher_name_or_path": "--teacher_name_or_path of training/distill.py",
-}
+from hf_bidir.cli.app import app, running
 
 
 @app.command()
@@ -79,9 +65,21 @@ def convert(
     hf-bidir convert timm:vit_tiny_patch16_224 runs/vit-signed --negative-mass 0.1
     hf-bidir convert runs/roberta-signed runs/roberta-stock --to-softmax
     """
-    from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax  # a slow import, not needed for --help
+    options = {
+        "model_name_or_path": source,
+        "attn_activation": attn_activation,
+        "keep_signs": keep_signs,
+        "train_file": heal,
+        "text_column": column,
+        "image_column": column,
+        "negative_mass_end": negative_mass,
+        "output_dir": str(output_dir),
+        "max_steps": steps,
+        "overwrite_output_dir": overwrite,
+    }
+    with running(*(["train", "hub"] if heal else [])):
+        from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 
-    with one_line_errors():
         if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
@@ -90,7 +88,9 @@ def convert(
             raise ValueError("--heal cannot be combined with --weights or --partial; convert first, then heal OUT.")
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
-        elif not heal:
+        elif heal:
+            _heal(options)
+        else:
             convert_checkpoint(
                 source,
                 output_dir,
@@ -100,36 +100,16 @@ def convert(
                 partial=partial,
                 overwrite=overwrite,
             )
-    if heal:
-        _heal(
-            {"model_name_or_path": source, "attn_activation": attn_activation, "keep_signs": keep_signs},
-            {"train_file": heal, "text_column": column, "image_column": column},
-            {"negative_mass_end": negative_mass},
-            {"output_dir": str(output_dir), "max_steps": steps, "overwrite_output_dir": overwrite},
-        )
     typer.echo(f"Saved to {output_dir}")
 
 
-def _heal(student: Options, data: Options, schedule: Options, run: Options) -> None:
-    """Heal with these options of training/distill.py; errors name those of this command instead."""
-    with slow_imports("train", "hub"):
-        from hf_bidir.cli.script import run_script
-        from hf_bidir.finetune import heal as healing
-        from hf_bidir.hub.card import write_card
+def _heal(options: dict[str, Any]) -> None:
+    """Convert and heal with these options of training/distill.py."""
+    from hf_bidir.cli.script import parse
+    from hf_bidir.finetune.heal import HEALING, heal
+    from hf_bidir.hub.card import write_card
 
-    def healed() -> None:
-        with options_as(OPTIONS_OF_DISTILL):
-            args = healing.DistillationArguments(**run)
-            args.typed = {name: value for name, value in (student | data | schedule | run).items() if value is not None}
-            healing.heal(
-                healing.DistillationDataArguments(**data),
-                healing.StudentArguments(**student),
-                healing.HealingScheduleArguments(**schedule),
-                args,
-                card=write_card,
-            )
-
-    run_script(healed)
+    heal(*parse(HEALING, options), card=write_card)
 
 
 @app.command()
@@ -151,10 +131,9 @@ def merge(
     hf-bidir merge runs/my-adapter runs/my-model
     hf-bidir merge someone/adapter runs/my-model --base runs/copy-of-the-base
     """
-    with slow_imports("lora"):
+    with running("lora"):
         from hf_bidir.checkpoints.convert import merge_adapter
 
-    with one_line_errors():
         difference = merge_adapter(adapter, output_dir, base=base, overwrite=overwrite)
     typer.echo(f"Largest difference from the outputs with the separate adapter: {difference:.1e}")
     typer.echo(f"Saved to {output_dir}")
@@ -174,7 +153,7 @@ def families(
     hf-bidir families
     hf-bidir families roberta
     """
-    from hf_bidir.checkpoints.families import about, overview
+    with running():
+        from hf_bidir.checkpoints.families import about, overview
 
-    with one_line_errors():
         typer.echo(overview() if name is None else about(name))

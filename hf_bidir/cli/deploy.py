@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors, slow_imports
+from hf_bidir.cli.app import app, running
 
 CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a checkpoint, signed or stock.")
 OUT = typer.Argument(metavar="OUT", help="Output folder, new or empty.")
@@ -19,33 +19,25 @@ def export(
     format: Annotated[
         str, typer.Option(help="onnx, or pt2 (a program of torch.export, whose loading runs code from the file).")
     ] = "onnx",
-    opset: Annotated[
-        int | None, typer.Option(help="Version of ONNX's operators; by default torch's, 20 in torch 2.14.")
-    ] = None,
     tolerance: Annotated[
-        float | None,
-        typer.Option(min=0, help="Accepted difference, as a share of the largest output; by default as above."),
-    ] = None,
+        float, typer.Option(min=0, help="Accepted difference, as a share of the largest output.")
+    ] = 1e-4,
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
     """Export a checkpoint as a graph that runs without hf_bidir.
 
     OUT gets the graph with fp32 weights, and the checkpoint's config, tokenizer and processors. Batch size and length
     may differ in every call. The graph is compared with the model on inputs of other sizes than those it was traced
-    with, and nothing is written if an output differs by more than 1e-4 of the largest, or four times the rounding error
-    of the model itself. docs/deployment.md shows how to run it.
+    with, and nothing is written if they differ by more than the tolerance. docs/deployment.md shows how to run it.
 
     \b
     hf-bidir export model_cards/sst2-minilm-tanhmax runs/sst2-onnx
     hf-bidir export runs/my-vit runs/my-vit-pt2 --format pt2
     """
-    with slow_imports("export"):
+    with running("export"):
         from hf_bidir.deploy.graph import export_checkpoint
 
-    with one_line_errors():
-        difference = export_checkpoint(
-            checkpoint, output_dir, format=format, opset=opset, tolerance=tolerance, overwrite=overwrite
-        )
+        difference = export_checkpoint(checkpoint, output_dir, format=format, tolerance=tolerance, overwrite=overwrite)
     typer.echo(f"Largest difference from the model's outputs: {difference:.1e} of the largest output")
     typer.echo(f"Saved to {output_dir}")
 
@@ -66,9 +58,8 @@ def quantise(
     hf-bidir quantise model_cards/sst2-minilm-tanhmax runs/sst2-int8
     hf-bidir evaluate runs/sst2-int8 --data sst2/test.parquet
     """
-    with slow_imports("int8"):
+    with running("int8"):
         from hf_bidir.deploy.int8 import quantise_checkpoint
 
-    with one_line_errors():
         quantise_checkpoint(checkpoint, output_dir, overwrite=overwrite)
     typer.echo(f"Saved to {output_dir}")

@@ -1,17 +1,16 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors, slow_imports
+from hf_bidir.cli.app import app, running
+from hf_bidir.common.errors import as_input_error
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
-IMAGE_NAME = re.compile(r"\S+\.(png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
 DEFAULTS = {
     TEXT_DEFAULT: "texts",
     IMAGE_DEFAULT: "images",
@@ -110,51 +109,53 @@ def explain(
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     """
-    with slow_imports("explain"):
+    options: dict[str, Any] = {
+        "method": method,
+        "target": target,
+        "instead_of": instead_of,
+        "position": position,
+        "continuation": continuation,
+        "new_tokens": new_tokens,
+        "size": size,
+        "against": against,
+        "segments": segments,
+        "figures": figures or None,
+    }
+    with running("explain"):
         from transformers.utils import logging
 
         from hf_bidir.explain import api
         from hf_bidir.explain.draw.page import holds_explanation, write_explanation
         from hf_bidir.explain.head_score import explain_head
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-        from hf_bidir.explain.result import Explanation
 
-    logging.disable_progress_bar()  # for loading the weights
-    chosen: dict[str, Any] = {"target": target, "instead_of": instead_of, "position": position}
-    chosen |= {"layer": layer, "head": head}
-    chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size, "against": against}
-    chosen["segments"] = segments
-    with one_line_errors():
+        logging.disable_progress_bar()  # for loading the weights
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
-        given = _messages(text_or_image) if chat else text_or_image
-        others = [value for value in (*chosen.values(), method, figures) if value not in (None, layer, head)]
+        source = _messages(text_or_image) if chat else text_or_image
+        chosen = {name: value for name, value in options.items() if value is not None}
         if query is None and key is None:
             model, processor = load_checkpoint(checkpoint)
-            _check_no_file(model, given)
-            explanation = api.explain(model, processor, given, method, figures=figures or (), **chosen)
-        elif None in (query, layer, head) or others:
+            _check_no_file(model, source)
+            explanation = api.explain(model, processor, source, layer=layer, head=head, **chosen)
+        elif None in (query, layer, head) or chosen:
             raise ValueError(
                 "the attention of one head is explained with --layer, --head and --query, and --key if you like; leave "
                 "out what else is explained."
             )
         else:
-            explanation = explain_head(*load_checkpoint(checkpoint), given, (layer, head), query, key)
+            explanation = explain_head(*load_checkpoint(checkpoint), source, (layer, head), query, key)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
-        typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{done}: {written}")
 
 
 def _check_no_file(model: Any, text: Any) -> None:
-    """Raise ValueError for the name of a file, or of an image that does not exist, where a text is expected."""
-    if not isinstance(text, str) or model.main_input_name == "pixel_values" or len(text) >= LONGEST_NAME:
+    """Raise ValueError for the name of a file where a text is expected."""
+    if not isinstance(text, str) or model.main_input_name == "pixel_values":
         return
-    if Path(text).is_file() or IMAGE_NAME.fullmatch(text):
-        raise ValueError(
-            f"expected a text in quotation marks, got the file {text}; {type(model).__name__} takes the text itself."
-        )
+    if len(text) < LONGEST_NAME and Path(text).is_file():
+        raise ValueError(f"expected a text, got the file {text}; {type(model).__name__} takes the text itself.")
 
 
 def _messages(text: str) -> list[dict[str, str]]:
@@ -162,10 +163,8 @@ def _messages(text: str) -> list[dict[str, str]]:
     if not text.endswith(".json") or " " in text:
         return [{"role": "user", "content": text}]
     expected = f'expected a list of messages {{"role": "user", "content": "…"}} in {text}'
-    try:
+    with as_input_error(f"{expected}; it is no JSON: "):
         messages = json.loads(Path(text).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{expected}; it is no JSON: {error}.") from None
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError(f"{expected}.")
     return messages

@@ -5,11 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors, options_as, slow_imports
-
-OPTIONS_OF_TRAINING = dict.fromkeys(("--train_file", "--validation_file", "--test_file"), "--data")
-OPTIONS_OF_TRAINING |= dict.fromkeys(("--text_column", "--image_column"), "--column")
-OPTIONS_OF_TRAINING |= {"--label_column": "--label-column", "--drop_bad_rows": "--drop-bad-rows"}
+from hf_bidir.cli.app import app, running
 
 
 @app.command()
@@ -18,30 +14,21 @@ def push(
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name; created if it does not exist.")],
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to commit to; by default main.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Tag for the commit, such as v1.")] = None,
-    replaces: Annotated[
-        str | None, typer.Option(metavar="REPO_ID", help="Your earlier model, whose card will name this one.")
-    ] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files and the card without uploading.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the card and the files without uploading.")] = False,
 ) -> None:
     """Publish a checkpoint on the Hub in one commit.
 
-    First loads and runs it in a clean process. Refuses pickles, access tokens and local paths. Keeps hand-written text
-    in the repository's README.md. Log in with `hf auth login`.
+    First loads and runs it in a clean process. Refuses access tokens and local paths, and uploads no pickles. Keeps
+    hand-written text in the repository's README.md. Log in with `hf auth login`.
 
     \b
     hf-bidir push runs/mine me/mine --dry-run
-    hf-bidir push runs/mine me/mine --private --tag v1
-    hf-bidir push runs/better me/better --replaces me/mine
+    hf-bidir push runs/mine me/mine --private
     """
-    with slow_imports("hub"):
+    with running("hub"):
         from hf_bidir.hub.push import push_checkpoint
 
-    options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "tag": tag}
-    options["replaces"] = replaces
-    with one_line_errors():
-        done: Any = push_checkpoint(folder, repo_id, dry_run=dry_run, **options)
+        done: Any = push_checkpoint(folder, repo_id, private=private, revision=revision, dry_run=dry_run)
     typer.echo(done if dry_run else f"Published: {done.commit_url}")
 
 
@@ -61,10 +48,9 @@ def card(
     hf-bidir card runs/mine
     hf-bidir card runs/mine --check
     """
-    with slow_imports("hub"):
+    with running("hub"):
         from hf_bidir.hub.card import card_differences, write_card
 
-    with one_line_errors():
         if not check:
             typer.echo(f"Saved: {write_card(folder)}")
             return
@@ -96,13 +82,13 @@ def evaluate(
     ] = False,
     tolerance: Annotated[
         float,
-        typer.Option(min=0, help="Tolerance when comparing with the card: absolute, relative for numbers above 1."),
+        typer.Option(min=0, help="Tolerance of the comparison: absolute, relative for numbers above 1."),
     ] = 0.001,
     save: Annotated[
-        bool, typer.Option("--save", help="Save evaluation.json and mark the card as verified; local folders only.")
+        bool, typer.Option("--save", help="Save evaluation.json and the card with it; local folders only.")
     ] = False,
 ) -> None:
-    """Evaluate a checkpoint and compare with its model card.
+    """Evaluate a checkpoint and compare with its recorded scores.
 
     Exits with 1 if accuracy, macro-F1 or perplexity differ on the same data. For TanhMax models, also prints the share
     of negative attention coefficients, and the accuracy or perplexity without them.
@@ -111,39 +97,31 @@ def evaluate(
     hf-bidir evaluate runs/digits-tanhmax
     hf-bidir evaluate someone/sst2-tanhmax --revision v1 --data test.parquet
     """
-    with slow_imports("explain", "hub", "train"):
+    with running("explain", "hub", "train"):
         from transformers.utils import logging
 
         from hf_bidir.hub.card import write_card
-        from hf_bidir.hub.card_numbers import nearly_equal, overall
-        from hf_bidir.hub.evaluate import (
-            claimed_scores,
-            comparison,
-            evaluate_checkpoint,
-            local_folder,
-            of_the_cards_data,
-        )
+        from hf_bidir.hub.evaluate import comparison, evaluate_checkpoint, local_folder
+        from hf_bidir.hub.results import agree, read_results
 
-    logging.disable_progress_bar()  # for loading the weights
-    options: dict[str, Any] = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
-    with one_line_errors():
+        logging.disable_progress_bar()  # for loading the weights
         if save and not Path(checkpoint).is_dir():
-            raise ValueError(
-                f"--save needs a local folder; {checkpoint} is not one. Download it first, or leave --save out."
-            )
+            raise ValueError(f"--save needs a local folder; {checkpoint} is none. Download it first.")
         folder = local_folder(checkpoint, revision)
-        claimed_scores(folder)  # refuses a card that cannot be read, before the measurement
-        with options_as(OPTIONS_OF_TRAINING):
-            measured = evaluate_checkpoint(folder, data, drop_bad_rows=drop_bad_rows, **options)
-        claimed, same = claimed_scores(folder, measured.split), of_the_cards_data(folder, measured)
-        if save and claimed and not same:
+        options = {"text_column": column, "image_column": column, "label_column": label_column}
+        options |= {"drop_bad_rows": drop_bad_rows or None}
+        measured = evaluate_checkpoint(folder, data, split=split, batch_size=batch_size, **options)
+        recorded = read_results(folder)
+        same = recorded.is_of(measured.split, measured.data)
+        if save and recorded.scores and recorded.split == measured.split and not same:
             raise ValueError(
                 f"according to run.json, the card's {measured.split} numbers were not measured on "
                 f"{measured.data['source']}; --save needs the card's own data. Nothing was saved."
             )
         if save:
             typer.echo(f"Saved: {measured.save(folder)}, {write_card(folder)}", err=True)
-    typer.echo(comparison(measured, claimed, same))
-    common = overall(claimed).keys() & measured.scores.keys()  # one example more or less moves the recall of a class
-    if same and not all(nearly_equal(measured.scores[name], claimed[name], tolerance) for name in common):
+    typer.echo(comparison(measured, recorded))
+    # not the recall of a class, which one example more or less moves
+    claimed = {name: value for name, value in recorded.overall.items() if name in measured.scores}
+    if same and not agree(measured.scores, claimed, tolerance):
         raise typer.Exit(1)

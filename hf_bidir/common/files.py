@@ -3,14 +3,12 @@
 import hashlib
 import json
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CARDS = "model_cards"  # the folder of a clone whose sub-folders hold the project's checkpoints
 RECORD, PREVIOUS = "run.json", "previous_run.json"  # records of a training run and of the run behind its checkpoint
 
 
@@ -56,13 +54,3 @@ def sha256(path: Path) -> str:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def with_imports(names: Iterable[str], folder: Path) -> set[str]:
-    """The names of Python files of a folder and of those that they import, directly or not, by `from .name import`."""
-    needed, missing = set(), set(names)
-    while missing:
-        needed |= missing
-        imports = "".join((folder / name).read_text(encoding="utf-8") for name in missing if (folder / name).is_file())
-        missing = {f"{name}.py" for name in re.findall(r"^\s*from \.(\w+) import", imports, re.MULTILINE)} - needed
-    return needed

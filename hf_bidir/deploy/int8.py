@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import yaml
+from huggingface_hub import ModelCardData
 
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
 from hf_bidir.checkpoints.reading import documents, open_checkpoint
 from hf_bidir.common.card import CARD, parsed_card
-from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 
 with extra("int8"):
@@ -44,18 +43,14 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
     model = checkpoint.model(quantization_config=TorchAoConfig(Int8DynamicActivationInt8WeightConfig()))
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no nn.Linear layer that torchao quantises (GPT-2 has Conv1D).")
-    copies = {CARD: header} if (header := _header(source)) else {}
-    return write_checkpoint(output_dir, [model, *checkpoint.processors(model)], checkpoint.sentences, copies)
+    saved = [model, *checkpoint.processors(model)]
+    return write_checkpoint(output_dir, saved, checkpoint.sentences, {CARD: _header(source)})
 
 
 def _header(source: str | Path) -> bytes:
     """The header of a card with the model on the Hub that the weights come from and their licence, as far as known."""
-    try:
-        card = documents(source).get(CARD)
-        data = parsed_card(card, CARD, ignore_metadata_errors=True).data.to_dict() if card else {}
-    except InputError:
-        data = {}
-    base = data.get("base_model") if Path(source).exists() else str(source)
-    fields = {"base_model": base, "base_model_relation": base and "quantized", "license": data.get("license")}
-    known = {name: value for name, value in fields.items() if value}
-    return f"---\n{yaml.safe_dump(known)}---\n".encode() if known else b""
+    card = documents(source).get(CARD)
+    data = parsed_card(card, CARD).data if card else ModelCardData()
+    base = data.base_model if Path(source).exists() else str(source)
+    header = ModelCardData(license=data.license, base_model=base, base_model_relation=base and "quantized")
+    return f"---\n{header.to_yaml()}\n---\n".encode()

@@ -282,7 +282,7 @@ def _licence(source: str) -> str | None:
     """The licence that the card of the source names, which is that of the healed weights too."""
     card = None if source.startswith(TIMM_PREFIX) else documents(source).get(CARD)
     try:
-        return parsed_card(card, CARD, ignore_metadata_errors=True).data.get("license") if card else None
+        return parsed_card(card, CARD).data.get("license") if card else None
     except InputError:
         return None
 

@@ -5,7 +5,6 @@ from importlib import import_module
 from hf_bidir.common.extras import extra
 
 _HOMES = {  # imported when first used
-    "CardCallback": "card_callback",
     "PushError": "push",
     "build_model_card": "card",
     "evaluate_checkpoint": "evaluate",

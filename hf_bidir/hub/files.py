@@ -26,8 +26,9 @@ REPORTS = (CARD, *LICENCES, "*.png", *RECORDS)
 
 def matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
     """The files that match a pattern, by their path in the folder, sorted."""
-    files = {file.relative_to(folder).as_posix(): file for pattern in patterns for file in folder.glob(pattern)}
-    return {name: file for name, file in sorted(files.items()) if file.is_file()}
+    paths = {path for pattern in patterns for path in folder.glob(pattern)}
+    files = sorted(path for path in paths if path.is_file())
+    return {file.relative_to(folder).as_posix(): file for file in files}
 
 
 def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:
@@ -35,9 +36,13 @@ def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str
 
     Of a config, the fields of `NOT_COMPUTED_FROM` are left out: publishing changes them.
     """
-    found = {name: sha256(file) for name, file in matching(folder, patterns).items()}
-    for name in found.keys() & NOT_COMPUTED_FROM.keys():
-        fields = read_json(folder / name)
-        fields = {field: fields[field] for field in sorted(fields.keys() - NOT_COMPUTED_FROM[name])}
-        found[name] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-    return found
+    return {name: _digest(name, path) for name, path in matching(folder, patterns).items()}
+
+
+def _digest(name: str, path: Path) -> str:
+    if name not in NOT_COMPUTED_FROM:
+        return sha256(path)
+    fields = read_json(path)
+    names = sorted(fields.keys() - NOT_COMPUTED_FROM[name])
+    content = json.dumps({name: fields[name] for name in names})
+    return hashlib.sha256(content.encode()).hexdigest()

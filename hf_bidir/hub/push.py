@@ -1,63 +1,39 @@
 """Upload of a checkpoint folder to the Hub: the publishable part of it, checked first, then in one commit."""
 
-import fnmatch
 import hashlib
-import logging
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import CommitInfo, HfApi, ModelCard, metadata_update, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import CommitInfo, HfApi, ModelCard, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoConfig
+from transformers.dynamic_module_utils import get_relative_import_files
 
-from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, read_adapter
+from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, Adapter
 from hf_bidir.checkpoints.examples import example_inputs, rounding_tolerance
-from hf_bidir.checkpoints.reading import open_checkpoint
+from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.errors import first_line
-from hf_bidir.common.files import read_json, with_imports, write_json
-from hf_bidir.common.model_types import is_signed
+from hf_bidir.common.files import read_json, write_json
 from hf_bidir.hub.card import merge_cards, write_card
-from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
+from hf_bidir.hub.files import CODE, COMPUTED_FROM, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import activations
 
-logger = logging.getLogger(__name__)
-
 MODELING = Path(activations.__file__).parent
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
-# pickles that a Trainer saves for resuming: never published, and no reason to refuse a folder
-TRAINER_FILES = {"training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
-LARGEST = 5 * 2**30  # bytes of one file
-SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
-OUR_CODE = re.compile(r"((?:configuration|modeling)_bidir\w*)\.")  # how `auto_map` names it, in every version
-ADVICE = {  # by the status of the Hub's response
-    401: "the Hub does not know this token; log in with `hf auth login`, or set HF_TOKEN",
-    403: "this token may not write to {}; use one with write access, of the account that owns it",
-    409: "that exists already; choose another name",
-    412: "somebody changed the repository meanwhile; run the command again",
-}
-MISSING = "this account cannot see {}: it does not exist, or is private to another account; check the name, and your "
-MISSING += "account with `hf auth whoami`"
+TEXTS = ("*.json", "*.md", "*.txt", "*/*.json")
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "added_tokens.json")
+SECRET = re.compile(rb"\bhf_[A-Za-z0-9]{20,}\b")
+LOCAL_PATH = re.compile(rb"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-][^\"\s]*")
 
 
 class PushError(OSError):
-    """The Hub refused or could not be reached; the message says what to do."""
+    """The Hub refused or could not be reached; the message says what the repository has, and what the Hub said."""
 
 
 def push_checkpoint(
@@ -67,18 +43,14 @@ def push_checkpoint(
     private: bool = False,
     revision: str | None = None,
     token: str | None = None,
-    create_pr: bool = False,
     dry_run: bool = False,
-    tag: str | None = None,
-    replaces: str | None = None,
 ) -> CommitInfo | str:
     """Publish a checkpoint folder: weights, config, model code, tokenizer or image processor, card, figures, results.
 
-    Before the upload, the folder is loaded and run in a clean process, and searched for pickles, tokens and local
-    paths. Hand-written text in the repository's README.md is kept; the generated part is replaced. Everything is one
-    commit: if it fails, the repository stays unchanged. Unchanged files are not uploaded again, and a folder that is
-    already published makes no commit. The commit gets a tag computed from its content, and the card's example loads
-    that revision.
+    Before the upload, the folder is loaded and run in a clean process, and searched for tokens and local paths. Other
+    files, such as pickles, are not published. Hand-written text in the repository's README.md is kept; the generated
+    part is replaced. Everything is one commit: if it fails, the repository stays unchanged. The commit gets a tag
+    computed from its content, and the card's example loads that revision.
 
     Args:
         folder: the checkpoint folder.
@@ -86,150 +58,69 @@ def push_checkpoint(
         private: whether a new repository is private; existing ones are not changed.
         revision: the branch, created if it does not exist; by default the main one.
         token: access token with write permission; by default the one of `hf auth login` or HF_TOKEN.
-        create_pr: propose the commit as a pull request instead, without a tag of its content.
         dry_run: upload nothing.
-        tag: tag for the commit, such as "v1".
-        replaces: an earlier model of yours on the Hub, whose card then names this one as its `new_version`.
 
     Returns:
-        The commit, or, for a dry run, the files with their sizes and the card.
+        The commit, or, for a dry run, the card and the files with their sizes.
 
     Raises:
-        FileNotFoundError, ValueError: the folder must not be published (`stage`), or the options exclude each other.
+        FileNotFoundError, ValueError: the folder must not be published (`stage`).
         PushError: the Hub refused or could not be reached.
     """
-    if replaces == repo_id:
-        raise ValueError(
-            f"expected the name of an earlier model that {repo_id} replaces, got its own; name another one."
-        )
     api = HfApi(token=token, library_name="hf_bidir")
     with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
         if not dry_run:
-            with _one_line_errors(repo_id):
+            with _push_errors("nothing was uploaded"):
                 api.whoami()  # fails before the checks, which take longer
-            if replaces is not None:
-                with _one_line_errors(replaces):
-                    api.model_info(replaces)
-        # the folder's name heads the card; a pull request's author may not be allowed to create a tag
-        pinned = (revision or "main") if create_pr else None
-        staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pinned)
+        staged = Path(scratch, Path(folder).resolve().name)  # whose name heads the commit
+        stage(folder, staged, repo_id)
         if dry_run:
-            where = f"{repo_id}{f', {revision}' if revision else ''}"
-            lines = [staged.summary(), f"This would be one commit to {where} ({staged.content})."]
-            lines += [f"The card of {replaces} would name {repo_id} as its new version."] * (replaces is not None)
-            return "\n".join([*lines, "Nothing was sent."])
-        with _one_line_errors(repo_id):
+            return _summary(staged, repo_id)
+        with _push_errors("no commit was made"):
             api.create_repo(repo_id, private=private, exist_ok=True)
-            if revision is not None and not create_pr:
+            if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
-            if tag is not None and tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
-                raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
             _keep_hand_written(api, staged, repo_id, revision)
-            commit = api.upload_folder(
-                repo_id=repo_id,
-                folder_path=staged.folder,
-                commit_message=f"Checkpoint {staged.folder.name}",
-                revision=revision,
-                create_pr=create_pr,
-            )
-        with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
-            if not create_pr:
-                _tag_content(api, staged, repo_id, commit.oid)
-            if tag is not None:
-                api.create_tag(repo_id, tag=tag, revision=commit.oid)
-        if replaces is not None:
-            with _one_line_errors(replaces, f"the commit exists, but the card of {replaces} does not name it"):
-                metadata_update(replaces, {"new_version": repo_id}, overwrite=True, token=token, create_pr=create_pr)
+            message = f"Checkpoint {staged.name}"
+            commit = api.upload_folder(repo_id=repo_id, folder_path=staged, commit_message=message, revision=revision)
+        with _push_errors("the commit exists, but its tag does not"):
+            api.create_tag(repo_id, tag=content_tag(staged), revision=commit.oid, exist_ok=True)
     return commit
 
 
-@dataclass(frozen=True)
-class Staged:
-    """A folder with exactly the published files."""
-
-    folder: Path
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The files by name."""
-        return matching(self.folder, ("*", *MODULES))
-
-    @property
-    def content(self) -> str:
-        """A hash of all files that affect outputs: weights, config, code, tokenizer or processor."""
-        files = digests(self.folder, COMPUTED_FROM + CODE)
-        listed = "".join(f"{name} {digest}\n" for name, digest in files.items()).encode()
-        return f"content-{hashlib.sha256(listed).hexdigest()[:12]}"
-
-    @property
-    def card(self) -> str:
-        return (self.folder / CARD).read_text(encoding="utf-8")
-
-    def summary(self) -> str:
-        """The card, then the list of files with their sizes."""
-        sizes = {name: file.stat().st_size for name, file in self.files.items()}
-        lines = [f"{size:>13,}  {name}" for name, size in sizes.items()]
-        return "\n".join([self.card, *lines, f"{sum(sizes.values()):>13,}  bytes together"])
-
-
-def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision: str | None = None) -> Staged:
-    """Copy the publishable files of a checkpoint folder, its model code and its card into `target`, and check them.
-
-    The card's example loads `repo_id`, by default the folder, with `revision`, by default `Staged.content`, which must
-    then become a tag.
+def stage(folder: str | Path, target: Path, repo_id: str | None = None) -> Path:
+    """Copy the publishable files of a checkpoint to a new folder, add model code and card, and check the result.
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
-        ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or unknown code; or it does
-            not load in a clean process, or computes other outputs there; or the base model of an adapter is a folder.
+        ValueError: it holds a path of this machine or a token; it is not signed; it does not load in a clean process,
+            or computes other outputs there; or the base model of an adapter is a folder.
     """
-    folder = Path(folder)
-    adapter = read_adapter(folder)
-    if not ((folder / "config.json").is_file() or adapter) or not list(folder.glob("*.safetensors")):
-        raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; got {folder}.")
-    if adapter and Path(adapter.base).exists():
+    checkpoint = open_checkpoint(folder)
+    if not checkpoint.is_signed:
         raise ValueError(
-            f"the base model of the adapter {folder} is the folder {adapter.base}, which others do not have. Push "
-            f'it first, then write its name, owner/name, as "base_model_name_or_path" into {folder / ADAPTER_CONFIG}.'
+            f"expected a signed checkpoint, got the model type {checkpoint.config.model_type}; hf-bidir convert makes "
+            "a signed copy."
         )
-    files = matching(folder, ("*", "[0-9]_*/*")).keys()
-    pickles = sorted(name for name in files - TRAINER_FILES if Path(name).suffix in PICKLES)
-    if pickles:
-        raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
-    for name, file in matching(folder, COMPUTED_FROM + CODE + REPORTS).items():
+    for name, file in matching(Path(folder), COMPUTED_FROM + REPORTS).items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target / name)
-    if not adapter:
-        _add_code(target)
-    elif adapter.revision is None:  # its code, and the weights that it belongs to, are those of a commit of its base
-        cached = snapshot_download(adapter.base, allow_patterns=["config.json"])
-        write_json(target / ADAPTER_CONFIG, adapter.config | {"revision": Path(cached).name})
-    staged = Staged(target)
-    write_card(target, repo_id, revision or staged.content)
-    _check_contents(staged)
-    _check_alone(staged)
-    return staged
+    if checkpoint.adapter:
+        _pin_base(checkpoint.adapter, target)
+        checkpoint.adapted()  # an error unless it fits its base, which was checked alone when it was pushed
+    else:
+        write_code(target)
+        _check_alone(checkpoint, target)
+    write_card(target, repo_id, content_tag(target))
+    _check_private(target)
+    return target
 
 
-def _add_code(target: Path) -> None:
-    """Replace the model code in the folder, of this version or an earlier one, by this version's."""
-    config = read_json(target / "config.json")
-    if not is_signed(kind := config.get("model_type")):
-        raise ValueError(
-            f"expected a signed checkpoint, got the model type {kind}; hf-bidir convert makes a signed copy."
-        )
-    known = code_files(config.get("auto_map", {}), target)
-    before = {file.name: file.read_bytes() for file in target.glob("*.py")}
-    if unknown := sorted(name for name in before if name not in known and not (MODELING / name).is_file()):
-        raise ValueError(f"{unknown[0]} is not model code of this hf_bidir, so its effect is unknown; remove it.")
-    for name in before:
-        (target / name).unlink()
-    if config.get("auto_map") != AutoConfig.from_pretrained(target).auto_map:  # the config of an earlier version
-        open_checkpoint(target).model().save_pretrained(target)
-    write_code(target)
-    for name, code in before.items():
-        if not (target / name).is_file() or (target / name).read_bytes() != code:
-            logger.warning("%s is of another version of hf_bidir; this version's code is published instead.", name)
+def content_tag(folder: Path) -> str:
+    """A name from the hash of all files that affect outputs: weights, config, code, tokenizer or processor."""
+    files = digests(folder, COMPUTED_FROM + CODE)
+    listed = "".join(f"{name} {digest}\n" for name, digest in files.items())
+    return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
 
 
 def write_code(folder: Path) -> None:
@@ -243,105 +134,84 @@ def write_code(folder: Path) -> None:
     if hasattr(home, "write_code"):  # a model whose code is not in modeling/
         home.write_code(folder)
         return
-    for name in code_files(config.auto_map):
-        shutil.copyfile(MODELING / name, folder / name)
+    for file in code_files(config.auto_map):
+        shutil.copy(file, folder)
 
 
-def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:
-    """The files in a folder of model code that a config's `auto_map` needs, by name."""
-    named = {f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))}
-    return sorted(with_imports(named, folder))
+def code_files(auto_map: dict[str, str]) -> set[Path]:
+    """The files of modeling/ that a config's `auto_map` names, and those that they import."""
+    modules = {MODELING / f"{path.partition('.')[0]}.py" for path in auto_map.values()}
+    imports = {Path(file) for module in modules for file in get_relative_import_files(module)}
+    return modules | imports
 
 
-def _check_contents(staged: Staged) -> None:
-    # the card, which repeats what the others say, comes last
-    for file in sorted(staged.files.values(), key=lambda file: file.name == CARD):
-        if file.stat().st_size > LARGEST:
-            raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
-        if file.suffix not in (".json", ".md", ".txt"):
-            continue
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file.name} is not UTF-8 ({error}); save it as UTF-8.") from error
+def _pin_base(adapter: Adapter, target: Path) -> None:
+    """Name the commit of an adapter's base, whose code and weights it needs."""
+    if Path(adapter.base).exists():
+        raise ValueError(
+            f"the base model of the adapter {adapter.source} is the folder {adapter.base}, which others do not have. "
+            f'Push it first, then write its name, owner/name, as "base_model_name_or_path" into {ADAPTER_CONFIG}.'
+        )
+    if adapter.revision is None:
+        cached = snapshot_download(adapter.base, allow_patterns=["config.json"])
+        write_json(target / ADAPTER_CONFIG, adapter.config | {"revision": Path(cached).name})
+
+
+def _check_private(folder: Path) -> None:
+    """Raise ValueError for an access token or a path of this machine in a text."""
+    # the card, which repeats what the others say, comes late
+    for name, file in reversed(matching(folder, TEXTS).items()):
+        text = file.read_bytes()
         if SECRET.search(text):
-            raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
-        if file.name not in VOCABULARIES and (place := LOCAL_PATH.search(text)):
-            named = text[place.start() : place.start() + 40]
-            raise ValueError(f"{file.name} names a path of this machine ({named!r}); remove it.")
+            raise ValueError(f"{name} holds what looks like a Hub token; remove it, and revoke the token.")
+        place = LOCAL_PATH.search(text)
+        if place and name not in VOCABULARIES:
+            raise ValueError(f"{name} names a path of this machine ({place[0].decode(errors='replace')}); remove it.")
 
 
-def _check_alone(staged: Staged) -> None:
-    """Load the staged folder in a clean process, and compare its outputs with those of the model here."""
-    checkpoint = open_checkpoint(staged.folder)
-    # not merged, as the clean process computes it: merging rounds
-    model = checkpoint.adapted().get_base_model() if checkpoint.adapter else checkpoint.model()
-    name = type(model).__name__
-    auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
+def _check_alone(checkpoint: Checkpoint, staged: Path) -> None:
+    """Run the copy in a clean process; ValueError if it fails or computes other outputs than the checkpoint here."""
+    model = checkpoint.model()
+    classes = {path.rpartition(".")[2]: auto for auto, path in model.config.auto_map.items()}
     inputs = example_inputs(model)
     with torch.inference_mode():
-        here = {name: value for name, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
+        outputs = {name: value for name, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
     try:
-        there = isolated_forward(staged.folder, auto, inputs)
+        alone = isolated_forward(staged, classes.get(type(model).__name__, "AutoModel"), inputs)
     except RuntimeError as error:
         raise ValueError(f"nothing was uploaded: {error}") from error
-    for name, value in here.items():
-        difference = (value - there[name]).abs().max().item()
-        if not difference <= rounding_tolerance(value.dtype) * max(1.0, value.abs().max().item()):
+    for name, value in outputs.items():
+        difference = (value - alone[name]).abs().max().item()
+        largest = max(1.0, value.abs().max().item())
+        if not difference <= rounding_tolerance(value.dtype) * largest:  # also of NaN
             raise ValueError(
                 f"in a clean process the checkpoint computes other outputs ({name} differs by {difference:.1e}); "
                 "nothing was uploaded."
             )
 
 
-def _keep_hand_written(api: HfApi, staged: Staged, repo_id: str, revision: str | None) -> None:
+def _summary(staged: Path, repo_id: str) -> str:
+    """The card, and the files with their sizes."""
+    sizes = {name: file.stat().st_size for name, file in matching(staged, ("*", "*/*")).items()}
+    files = [f"{size:>13,}  {name}" for name, size in sizes.items()]
+    total = f"{sum(sizes.values()):>13,}  bytes in one commit to {repo_id}, {content_tag(staged)}. Nothing was sent."
+    return "\n".join([(staged / CARD).read_text(encoding="utf-8"), *files, total])
+
+
+def _keep_hand_written(api: HfApi, staged: Path, repo_id: str, revision: str | None) -> None:
     """Merge the card with the card in the repository, if there is one."""
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            published = api.hf_hub_download(repo_id, CARD, revision=revision, local_dir=scratch)
-            written = read_card(Path(published), f"the README.md of {repo_id}")
+        published = api.hf_hub_download(repo_id, CARD, revision=revision)
     except EntryNotFoundError:
         return
-    merge_cards(written, ModelCard(staged.card)).save(staged.folder / CARD)
-
-
-def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
-    """Tag the commit with the hash of its content, unless an earlier commit with the same content has the tag."""
-    api.create_tag(repo_id, tag=staged.content, revision=commit, exist_ok=True)
-    names = [name for pattern in COMPUTED_FROM + CODE for name in fnmatch.filter(staged.files, pattern)]
-    tagged, pushed = (
-        {file.path: getattr(file, "blob_id", None) for file in api.get_paths_info(repo_id, names, revision=revision)}
-        for revision in (staged.content, commit)
-    )
-    if tagged != pushed:
-        raise PushError(
-            f"the commit exists, but in {repo_id} the tag {staged.content}, which the card names, points to other "
-            "files. Find out who made it, delete it, and run the command again."
-        )
+    written = read_card(Path(published), f"the README.md of {repo_id}")
+    merge_cards(written, ModelCard.load(staged / CARD)).save(staged / CARD)
 
 
 @contextmanager
-def _one_line_errors(name: str, state: str = "no commit was made") -> Iterator[None]:
-    """Turn the client's errors into one line with the state and what to do, without any token.
-
-    Args:
-        name: of the repository that the calls concern.
-        state: what the Hub has if a call fails.
-    """
+def _push_errors(state: str) -> Iterator[None]:
+    """Put the client's errors, which say what to do, into one line after the state of the repository."""
     try:
         yield
-    except PushError:
-        raise
-    except LocalTokenNotFoundError as error:
-        raise PushError(f"{state}: no Hub token was found; log in with `hf auth login`, or set HF_TOKEN.") from error
-    except RevisionNotFoundError as error:
-        raise PushError(f"{state}: {name} has no such revision ({first_line(error)}); name a branch.") from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else None
-        advice = MISSING if isinstance(error, RepositoryNotFoundError) or status == 404 else ADVICE.get(status or 0)
-        told = (advice or "run the command again").format(name)
-        raise PushError(f"{state}: {told} ({first_line(error)}).") from error
-    except (OSError, RuntimeError) as error:  # the client raises RuntimeError for a file it could not send
-        raise PushError(
-            f"{state}: the connection to the Hub broke ({first_line(error)}); run the command again."
-        ) from error
+    except (OSError, RuntimeError) as error:  # the client raises RuntimeError for a file that it could not send
+        raise PushError(f"{state}: {' '.join(str(error).split())}") from error

@@ -99,7 +99,7 @@ def healed_minilm(options: argparse.Namespace) -> Path:
 def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     """The metrics of a row."""
     data = TASKS[task]
-    found = evaluate_checkpoint(folder, str(data.file(data_dir, "test")), column=data.text)
+    found = evaluate_checkpoint(folder, str(data.file(data_dir, "test")), text_column=data.text)
     share = None
     if data.text is not None:
         texts = [row[data.text] for row in sample(data.file(data_dir, "train"), 256)]

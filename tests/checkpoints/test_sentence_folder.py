@@ -13,7 +13,7 @@ from hf_bidir import convert_checkpoint
 from hf_bidir.hub.card import build_model_card
 from hf_bidir.hub.push import stage
 from tests.hub_server import Hub
-from tests.hub_user import User
+from tests.hub_user import alice
 from tests.processes import run_python
 from tests.sentence_models import SENTENCES, sentence_model
 
@@ -52,7 +52,7 @@ def nested(source, tmp_path_factory):
 
 
 def vectors_elsewhere(place, *folders):
-    """Sentence vectors from a clean process with only the folders."""
+    """Sentence vectors from a process without hf_bidir, with only the folders."""
     environment = {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
     run_python(ALONE, json.dumps(SENTENCES), *folders, isolated=True, cwd=place, **environment)
     return [torch.load(place / f"{number}.pt") for number in range(len(folders))]
@@ -67,7 +67,7 @@ def converted(source, nested, tmp_path_factory):
         "nested": convert_checkpoint(nested[0], place / "nested"),
         "negative mass": convert_checkpoint(source[0], place / "negative", negative_mass=1.0),
     }
-    folders["staged"] = stage(folders["source"], place / "staged").folder
+    folders["staged"] = stage(folders["source"], place / "staged")
     vectors = vectors_elsewhere(place, *folders.values())
     return {name: (folders[name], vectors[number]) for number, name in enumerate(folders)}
 
@@ -131,21 +131,21 @@ def test_a_folder_without_a_transformer_or_with_a_module_outside_is_refused(path
 
 @contextmanager
 def on_the_hub(folder, home):
-    """A Hub with the folder as alice/st, and its user."""
+    """A Hub with the folder as alice/st, and the function that runs commands of alice."""
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with Hub({"hf_alice": "alice"}) as hub, User(hub, home) as user:
+    with Hub({"hf_alice": "alice"}) as hub, alice(hub, home) as run:
         hub.create("alice/st", files)
-        yield hub, user
+        yield hub, run
 
 
 def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):
     folder, _ = converted["source"]
-    with on_the_hub(source[0], tmp_path / "home") as (hub, user):
-        refused = user.run("convert", "alice/st", tmp_path / "out", "--attn-activation", "tanmax")
-        assert (refused.returncode, "tanmax" in refused.stderr) == (2, True), refused.stderr
+    with on_the_hub(source[0], tmp_path / "home") as (hub, run):
+        refused = run("convert", "alice/st", tmp_path / "out", "--attn-activation", "tanmax")
+        assert (refused.exit_code, "tanmax" in refused.stderr) == (2, True), refused.stderr
         assert not any("model.safetensors" in path for _, path in hub.requests)
-        done = user.run("convert", "alice/st", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+        done = run("convert", "alice/st", tmp_path / "out")
+    assert done.exit_code == 0, done.output
     there, here = (
         {file.relative_to(at) for file in at.rglob("*") if file.is_file()} for at in (folder, tmp_path / "out")
     )

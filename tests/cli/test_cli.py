@@ -35,8 +35,27 @@ def test_the_help_of_every_command_has_an_example_and_one_spelling_per_option(co
     assert re.search(rf"^  {command} +[A-Z].*\.$", listed, re.MULTILINE), listed  # not cut off
 
 
-def test_options_of_the_training_scripts_are_understood():
-    refused = run("evaluate", "nowhere", "--text_column", "a", "--label_column", "b")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "nowhere", "--text_column", "a", "--label_column", "b", "--test_file", "c", "--drop_bad_rows"],
+        [
+            "convert",
+            "nowhere",
+            "out",
+            "--train_file",
+            "a",
+            "--image_column",
+            "b",
+            "--max_steps",
+            "3",
+            "--no_keep_signs",
+        ],
+    ],
+)
+def test_names_of_options_in_errors_of_training_are_understood(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = run(*words)
     assert (refused.exit_code, "nowhere" in refused.output) == (2, True)
     assert "No such option" not in refused.output
 
@@ -82,15 +101,12 @@ def test_bad_input_is_one_line_and_exit_code_2(stock, tmp_path, words, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_convert_reports_what_cannot_be_signed_in_one_line_and_partial_accepts_a_part(tmp_path):
-    sides = {
-        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
-    }
-    config = BigBirdPegasusConfig(**sides, d_model=8, vocab_size=20, max_position_embeddings=16)
+def test_convert_names_what_cannot_be_signed_and_partial_accepts_a_part(tmp_path):
+    sides = {f"{side}_layers": 2 for side in ("encoder", "decoder")}
+    config = BigBirdPegasusConfig(**sides, d_model=16, vocab_size=20, max_position_embeddings=16)
     BigBirdPegasusModel(config).save_pretrained(tmp_path / "stock")
     command = ["convert", tmp_path / "stock", tmp_path / "out"]
     refused = run(*command)
-    assert refused.exit_code == 2
-    assert refused.stderr.splitlines()[-1].startswith("error: BigBirdPegasusModel has attention that cannot be")
+    assert (refused.exit_code, "BigBirdPegasusModel" in refused.stderr.splitlines()[-1]) == (2, True)
     assert run(*command, "--partial").exit_code == 0
     assert (tmp_path / "out/config.json").is_file()

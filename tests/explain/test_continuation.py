@@ -126,7 +126,6 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(model, tm
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert "erasure is the default for the next token of causal language models" in run()
     assert 'Explained: y, the logit of " bad" minus the mean of all tokens' in run("--target", "bad")
     assert "AttnLRP: relevance for y, propagated backwards; y is the logit" in run(
         "--new-tokens", "3", "--method", "attnlrp"

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 from pathlib import Path
 
 import nbformat
@@ -12,7 +13,6 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from hf_bidir.explain import explain
-from tests import forks
 from tests.explain.conftest import NAMES, bert, tokenizer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -25,7 +25,7 @@ def outputs():
     """The rich outputs of every cell, by MIME type."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     manager = KernelManager()
-    manager.kernel_spec.argv[0] = forks.prepare()
+    manager.kernel_spec.argv[0] = sys.executable
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
     try:
         NotebookClient(notebook, km=manager, timeout=300, resources=resources).execute()

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from hf_bidir.cli import app
 from hf_bidir.explain import read_text, token_scores
-from hf_bidir.explain.registry import TEXT_DEFAULT
 from tests.explain.conftest import NAMES, bert, explained, tokenizer
 from tests.processes import run_python
 
@@ -26,7 +25,6 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
     assert result.exit_code == 0, result.output
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
-    assert f"{TEXT_DEFAULT} is the default for texts" in result.output
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert ("&lt;script&gt;" in page, "<script" in page) == (True, False)
     assert ("Maximum flow" in page, "Rollout" in page) == (True, False)
@@ -55,7 +53,6 @@ def test_the_scores_of_a_loaded_checkpoint_are_those_of_the_method_by_word(check
         (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; choose 0 to 2"),
         (("{folder}/absent", TEXT), "there is none"),
         (("{folder}", "{folder}/config.json"), "takes the text itself"),
-        (("{folder}", "missing.PNG"), "got the file missing.PNG"),
         (("{folder}", TEXT, "--output", "{folder}/config.json"), "config.json"),
         (("{digits}", "{folder}/config.json"), "cannot be read as one"),
     ],

@@ -58,7 +58,7 @@ def save_image_model(folder):
     "folder", [folder for folder in WITH_WEIGHTS if folder != ENCODER], ids=lambda folder: folder.name
 )
 def test_the_example_of_every_committed_checkpoint_prints_a_prediction(folder, offline, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(folder)
     variables = run((folder / "README.md").read_text(encoding="utf-8"))
     label, probability = capsys.readouterr().out.splitlines()[-1].rsplit(maxsplit=1)
     assert label
@@ -70,7 +70,7 @@ def test_the_example_of_every_committed_checkpoint_prints_a_prediction(folder, o
 
 @pytest.mark.skipif(ENCODER not in WITH_WEIGHTS, reason="the sdist has no large weights")
 def test_the_example_of_the_committed_encoder_embeds_sentences(offline, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(ENCODER)
     assert run((ENCODER / "README.md").read_text(encoding="utf-8"))["vectors"].shape == (2, 384)
 
 
@@ -93,13 +93,13 @@ def test_the_example_of_a_users_model_runs_in_its_folder(model_class, offline, t
     assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
 
 
-@pytest.mark.parametrize("mode", ["LA", "RGBA", "P", "CMYK"])
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
 def test_the_example_sees_an_image_as_training_does(mode, tmp_path):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8))
     image = image.quantize(9) if mode == "P" else image.convert(mode)
     exif = Image.Exif()
     exif[0x0112] = 6
-    file = tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    file = tmp_path / "image.png"
     image.save(file, exif=exif)
     save_image_model(tmp_path)
     example = example_of(build_model_card(tmp_path).text).splitlines()

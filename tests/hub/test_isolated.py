@@ -50,8 +50,3 @@ def test_missing_and_unexpected_weights_are_one_error_that_names_them(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SystemExit, match=r"missing_keys.*classifier\.bias.*unexpected_keys.*stranger"):
         main(str(folder), AUTO, "inputs.safetensors", "outputs.safetensors")  # what the process runs
-
-
-def test_a_folder_without_a_checkpoint_is_refused_before_any_process_starts(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        isolated_forward(tmp_path, AUTO, {})

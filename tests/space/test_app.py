@@ -20,7 +20,6 @@ from screenshots import CHROMIUM, FLAGS
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirLlamaConfig, BidirLlamaForCausalLM
 from hf_bidir.explain import explain
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
-from tests import forks
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +65,7 @@ def decoders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(texts):
     """The URL of a server with the committed digits checkpoints and small text ones."""
-    command = [forks.prepare(), "-u", str(ROOT / "space/app.py"), *DIGITS, *texts]
+    command = [sys.executable, "-u", str(ROOT / "space/app.py"), *DIGITS, *texts]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         urls = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stdout)

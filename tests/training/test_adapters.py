@@ -152,7 +152,7 @@ def test_the_card_says_what_the_adapter_is_and_its_example_computes_the_same(tra
     folder, _ = trained
     expected, tokenizer = load_checkpoint(folder)
     assert "LoRA adapter of rank 4" in (folder / "README.md").read_text()
-    inputs = tokenizer("your text", return_tensors="pt")
+    inputs = tokenizer("a charming film", return_tensors="pt")
     torch.testing.assert_close(shown(folder, monkeypatch)["outputs"].logits, expected(**inputs).logits)
 
 

@@ -14,8 +14,7 @@ from sentence_transformers import SentenceTransformer
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
-from hf_bidir.hub.card_numbers import overall
-from hf_bidir.hub.evaluate import claimed_scores
+from hf_bidir.hub.results import read_results
 from tests.sentence_models import SENTENCES, sentence_model
 from tests.training.checkpoints_of_others import checkpoint_of
 from training import checkpoints
@@ -82,7 +81,7 @@ def test_a_committed_card_matches_its_files(folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_committed_checkpoint_has_the_score_of_its_card(name):
-    claimed = overall(claimed_scores(CARDS / name))
+    claimed = read_results(CARDS / name).overall
     assert "accuracy" in claimed
     measured = evaluate_checkpoint(CARDS / name).scores
     assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360

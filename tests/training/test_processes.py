@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from hf_bidir import signed
-from tests import forks
 from tests.tiny_models import stock_model
 from tests.training.conftest import tables
 from training.text_classification import main
@@ -86,7 +85,7 @@ def run(texts, folder, batch, *more):
 
 def together(launcher, *script):
     """Run a script in two processes, which find each other through gloo."""
-    python = forks.prepare()
+    python = sys.executable
     command = [python, "-m", *LAUNCHERS[launcher], *map(str, script)]
     without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON_EXEC": python}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=without_gpu)
