@@ -21,6 +21,8 @@ import json
 import multiprocessing
 import os
 import re
+import resource
+import signal
 import time
 import traceback
 import warnings
@@ -48,8 +50,8 @@ from benchmarks.families_checks import (
     run,
 )
 from benchmarks.families_inputs import example
-from benchmarks.families_table import write_summary
 from hf_bidir import signed
+from hf_bidir.checkpoints.families import FAILED, PASSED, SUMMARY
 from hf_bidir.modeling.configuration_bidir import stock_heads
 from hf_bidir.modeling.outside_attention import SOFTMAX_FUNCTIONS, outside_layers
 from hf_bidir.modeling.signed_layers import attention_layers
@@ -60,6 +62,7 @@ ISOLATED = (  # deberta-v2 and swin outside the interface
     "deberta-v2", "swin",
 )  # fmt: skip
 Record = dict[str, Any]
+MARKS = {"pass": PASSED, "fail": FAILED, "n/a": "–"}
 
 
 def main() -> None:
@@ -67,11 +70,11 @@ def main() -> None:
     types = options.only or list(CONFIG_MAPPING_NAMES)
     if unknown := sorted(set(types) - set(CONFIG_MAPPING_NAMES)):
         raise SystemExit(f"error: transformers {transformers.__version__} has no model type {', '.join(unknown)}")
-    records = {} if options.only or not options.resume else _read(options.records)
     if not options.only and not options.resume:
         options.records.unlink(missing_ok=True)
-    start, waiting = time.perf_counter(), [name for name in types if name not in records]
+    records = {} if options.only or not options.records.exists() else _read(options.records)
     options.records.parent.mkdir(parents=True, exist_ok=True)
+    waiting = [name for name in types if name not in records]
     for record in tqdm(_swept(waiting, options), total=len(waiting), unit="type"):
         records[record["type"]] = record
         if options.only:
@@ -79,8 +82,6 @@ def main() -> None:
         else:
             with options.records.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    minutes = (time.perf_counter() - start) / 60
-    print(f"{len(waiting)} types in {minutes:.1f} minutes with {options.jobs} processes")
     print(Counter(record["status"] for record in records.values()))
     if not options.only:
         write_summary([records[name] for name in types])
@@ -91,71 +92,57 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these types; records are printed, not saved")
     parser.add_argument("--resume", action="store_true", help="keep the records of an earlier sweep")
     parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
-    parser.add_argument("--limit", type=float, default=60, help="seconds for one type")
+    parser.add_argument("--limit", type=int, default=60, help="seconds for one type")
     parser.add_argument("--memory", type=float, default=6, help="GiB for one type")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where the record of every type is kept")
     return parser.parse_args()
 
 
 def _read(path: Path) -> dict[str, Record]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines()
     return {record["type"]: record for record in map(json.loads, lines)}
 
 
 def _swept(types: list[str], options: argparse.Namespace) -> Iterator[Record]:
-    """The records of model types in the order they finish."""
+    """The records of model types, each from a process of its own."""
     tqdm.monitor_interval = 0  # no threads, because this process forks
     torch.set_num_threads(1)
-    fork, waiting, running = multiprocessing.get_context("fork"), types[::-1], {}
-    while waiting or running:
-        while waiting and len(running) < options.jobs:
-            name = waiting.pop()
-            receiver, sender = fork.Pipe(duplex=False)
-            process = fork.Process(target=_in_process, args=(name, sender), daemon=False)
-            process.start()
-            sender.close()
-            running[name] = process, receiver, time.perf_counter()
-        for name, (process, receiver, started) in list(running.items()):
-            record = _finished(name, process, receiver, time.perf_counter() - started, options)
-            if record is not None:
-                del running[name]
-                yield record
-        time.sleep(0.02)
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(options.jobs, _quiet, maxtasksperchild=1) as pool:
+        limits = options.limit, options.memory
+        results = {name: pool.apply_async(_limited, (name, *limits), {}) for name in types}
+        for name, result in results.items():
+            try:
+                yield result.get(2 * options.limit)
+            except multiprocessing.TimeoutError:
+                yield _not_built(name, "its process ended without a result")
 
 
-def _finished(name: str, process: Any, receiver: Any, seconds: float, options: argparse.Namespace) -> Record | None:
-    """The record of a process that ended or exceeded a limit, else None."""
-    if receiver.poll():
-        try:
-            record = receiver.recv()
-        except EOFError:
-            record = _not_built(name, "its process ended without a result")
-        process.join()
-        return record | {"seconds": round(seconds, 1)}
-    too_much = f"takes longer than {options.limit:g} s" if seconds > options.limit else None
-    try:
-        if psutil.Process(process.pid).memory_info().rss > options.memory * 2**30:
-            too_much = f"takes more than {options.memory:g} GiB"
-    except psutil.NoSuchProcess:
-        pass
-    if too_much is None:
-        return None
-    process.kill()
-    process.join()
-    return _not_built(name, too_much) | {"seconds": round(seconds, 1)}
-
-
-def _in_process(name: str, sender: Any) -> None:
+def _quiet() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
+
+
+def _limited(name: str, seconds: int, gibibytes: float) -> Record:
+    """The record of a model type; one that exceeds a limit is reported as such."""
+
+    def too_slow(*_: Any) -> None:
+        raise TimeoutError(f"takes longer than {seconds} s")
+
+    signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(seconds)
+    most = psutil.Process().memory_info().vms + int(gibibytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    start = time.perf_counter()
     try:
-        sender.send(recorded(name))
+        record = recorded(name)
     except BaseException as error:
-        sender.send(_not_built(name, reason_of(error)) | {"trace": traceback.format_exc()[-2000:]})
+        record = _not_built(name, reason_of(error)) | {"trace": traceback.format_exc()[-2000:]}
+    return record | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def _outcome(name: str, status: str, reason: str = "", **more: Any) -> Record:
@@ -164,10 +151,10 @@ def _outcome(name: str, status: str, reason: str = "", **more: Any) -> Record:
 
 def _not_built(name: str, reason: str) -> Record:
     """The record of a model that was not built; `layers` is 0 if its code computes no softmax attention."""
-    found = model_class(name)
-    source = inspect.getsource(inspect.getmodule(found))
+    stock_class = model_class(name)
+    source = inspect.getsource(inspect.getmodule(stock_class))
     layers = {} if any(word in source for word in ("ALL_ATTENTION_FUNCTIONS", *SOFTMAX_FUNCTIONS)) else {"layers": 0}
-    return _outcome(name, "not built", reason, model=found.__name__, kind=kind(name, found, None), **layers)
+    return _outcome(name, "not built", reason, model=stock_class.__name__, kind=kind(name, stock_class, None), **layers)
 
 
 def recorded(name: str) -> Record:
@@ -175,15 +162,15 @@ def recorded(name: str) -> Record:
 
     `status` is "passed", "failed", "refused" (by `signed`), "part" (no model class of its own) or "not built".
     """
-    found = model_class(name)
-    if found is None:
+    stock_class = model_class(name)
+    if stock_class is None:
         return _outcome(name, "part", "a part of another model, without a class that transformers exports")
-    stock, inputs, problem = _runnable(name, found)
+    stock, inputs, problem = _runnable(name, stock_class)
     if stock is None:
         return _not_built(name, problem)
     record = {
-        "model": found.__name__,
-        "kind": kind(name, found, stock),
+        "model": stock_class.__name__,
+        "kind": kind(name, stock_class, stock),
         "layers": len(attention_layers(stock)) + len(outside_layers(stock)),
         "outside": list(outside_layers(stock)),
     }
@@ -209,12 +196,12 @@ def _refusal(stock: PreTrainedModel, partial: bool = False) -> str:
     return ""
 
 
-def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel | None, dict | None, str]:
+def _runnable(name: str, stock_class: type[PreTrainedModel]) -> tuple[PreTrainedModel | None, dict | None, str]:
     """A tiny model, inputs that it runs on (None if it has no attention layers), and else the error."""
     problem, model = "", None
     for shrink in SHRINKS:
         try:
-            model = built(found, tiny_config(CONFIG_MAPPING[name], shrink))
+            model = built(stock_class, tiny_config(CONFIG_MAPPING[name], shrink))
             if not attention_layers(model) and not outside_layers(model):
                 return model, None, ""
             inputs = example(model)
@@ -227,9 +214,13 @@ def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel 
     return model, None, problem
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """The reason why a model was not built or did not run."""
     text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return "takes more memory than the limit"
+    if isinstance(error, TimeoutError):
+        return text
     if package := re.search(r"requires the (\S+) library", text):
         return f"needs the package {package[1]}"
     if 'missing the required "forward"' in text:
@@ -258,9 +249,9 @@ def _generates(generative: type[PreTrainedModel], pair: Pair) -> Verdict:
     return generates_with_cache(Pair(model, inputs, pair.signed.config.attn_partial))
 
 
-def kind(name: str, found: type[PreTrainedModel], model: PreTrainedModel | None) -> str:
+def kind(name: str, stock_class: type[PreTrainedModel], model: PreTrainedModel | None) -> str:
     """The kind of a model by the arguments of `forward`: encoder, decoder, encoder-decoder, vision, ... or other."""
-    takes = " ".join(inspect.signature(found.forward).parameters)
+    takes = " ".join(inspect.signature(stock_class.forward).parameters)
     inputs = {
         "text": "input_ids" in takes,
         "vision": "pixel_values" in takes or "grid_thw" in takes or "flattened_patches" in takes,
@@ -278,6 +269,31 @@ def kind(name: str, found: type[PreTrainedModel], model: PreTrainedModel | None)
     causal = any(getattr(layer, "is_causal", False) is True for layer in attention_layers(model)) if model else False
     generates = "AutoModelForCausalLM" in heads and "AutoModelForMaskedLM" not in heads
     return "decoder" if causal or generates else "encoder"
+
+
+def write_summary(records: list[Record]) -> None:
+    """Write `hf_bidir/checkpoints/families.json`, which `hf-bidir families` prints."""
+    names = next(list(record["checks"]) for record in records if record.get("checks"))
+    types = {record["type"]: _summary(record, names) for record in sorted(records, key=lambda record: record["type"])}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in types.items())
+    head = json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "checks": names})[:-1]
+    SUMMARY.write_text(f'{head}, "types": {{\n{lines}\n}}}}\n', encoding="utf-8")
+    print(f"saved: {SUMMARY}")
+
+
+def _summary(record: Record, names: list[str]) -> Record:
+    checks, status, reason = record.get("checks") or {}, record["status"], record["reason"]
+    failed = [f"{name}: {why}" for name, (verdict, why) in checks.items() if verdict == "fail"]
+    reason = "; ".join(failed) if status == "failed" else reason
+    summary = {
+        "supported": status == "passed",
+        "kind": record.get("kind", "part"),
+        "model": record.get("model"),
+        "reason": {"passed": None, "refused": reason}.get(status, f"{status}: {reason}"),
+    }
+    if status == "refused" and checks:
+        summary["partial"] = not failed
+    return summary | ({"checks": "".join(MARKS[checks[name][0]] for name in names)} if checks else {})
 
 
 if __name__ == "__main__":

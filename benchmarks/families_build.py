@@ -19,6 +19,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from benchmarks.families_inputs import EXCEPTIONS
 from hf_bidir.modeling.configuration_bidir import stock_heads
 
 WIDTH, HEADS, HEAD_DIM, VOCABULARY = 64, 4, 16, 160
@@ -57,91 +58,7 @@ TINY = [
     (r"num_pos_feats", WIDTH // 2),
 ]  # fmt: skip
 WHERE_NONE = {"head_dim": HEAD_DIM, "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 4}
-# exceptions by model type, also for parts of another model
-MAMBA = {"mamba_d_head": "auto", "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 16}
-ATOMS = {"hidden_size": WIDTH, "output_dim": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 1}
-FIXED: dict[str, dict[str, Any]] = {
-    "align": {"projection_dim": 640},
-    "blt": {"encoder_hash_byte_group_vocab": 64, "use_cache": False},
-    "mllama_vision_model": {"intermediate_layers_indices": [0, 1]},
-    "blip-2": {"image_token_index": 150},
-    "instructblip": {"image_token_index": 150},
-    "instructblipvideo": {"video_token_index": 150},
-    "voxtral": {"audio_token_id": 150},
-    "big_bird": {"attention_type": "original_full"},
-    "bigbird_pegasus": {"attention_type": "original_full"},
-    "bamba": MAMBA | {"attn_layer_indices": [1]},
-    "clap_audio_model": {"patch_embeds_hidden_size": 96},
-    "clvp_encoder": {"num_attention_heads": 2},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4,
-                                                                   "mrope_section": [4, 2, 2]}}},
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1,
-                           "topk_group": 1},
-    "deepseek_ocr2_sam_vision_model": {"downsample_channels": [32, WIDTH]},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "global_head_dim": 32},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "edgetam_prompt_encoder": {"image_size": 64, "patch_size": 8},
-    "edgetam_vision_model": {"backbone_channel_list": [1024, 512, 256, 64],
-                             "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
-    "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
-    "ernie4_5_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5,
-                                                 "mrope_section": [3, 3, 2]}},
-    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-    "esmfold2": {"atom_encoder": ATOMS | {"output_dim": 384}, "num_loops": 1,
-                 "structure_head": {"diffusion_module": {"hidden_size": WIDTH, "num_attention_heads": HEADS,
-                                                         "num_hidden_layers": 1, "atom_encoder": ATOMS}}},
-    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
-    "depth_pro": {"patch_size": 70, "intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [WIDTH, WIDTH],
-                  "scaled_images_feature_dims": [WIDTH, WIDTH, WIDTH]},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
-    "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"]},
-    "janus_vqgan": {"num_patches": 4},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "recurrent_gemma": {"num_hidden_layers": 3},
-    "hrm_text": {"num_hidden_layers": 1, "num_layers_per_stack": None},
-    "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}},
-    "kyutai_speech_to_text": {"codebook_vocab_size": 160, "audio_pad_token_id": 150, "audio_bos_token_id": 151},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "lilt": {"hidden_size": 96},
-    "llama4_vision_model": {"projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64,
-                            "intermediate_size": 256},
-    "lw_detr": {"projector_scale_factors": [1.0]},
-    "molmo2_adapter": {"vision_feature_layer": [1, 0], "text_hidden_size": 64},
-    "molmo2_vision": {"image_size": [56, 56], "num_position_embeddings": 16},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
-    "nemotron": {"head_dim": 16, "num_key_value_heads": 4},
-    "nemotron_h": {"n_groups": 1},
-    "omdet-turbo": {"decoder_hidden_dim": 256,
-                    "backbone_config": {"model_type": "timm_backbone", "backbone": "swin_tiny_patch4_window7_224",
-                                        "out_indices": [1, 2, 3], "img_size": 64, "always_partition": True}},
-    "pix2struct_text_model": {"initializer_range": 0.02},
-    "pp_doclayout_v2": {"class_thresholds": [0.5] * 20, "class_order": list(range(20))},
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
-    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
-                       "indexer_compress_ratio": 4},
-    "qwen2_5_omni_thinker": {"vision_start_token_id": 140},
-    "qwen3_omni_moe_thinker": {"vision_start_token_id": 140},
-    "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 8)},
-    "rf_detr_dinov2": {"image_size": 56, "num_windows": 2},
-    "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
-    "sam2_hiera_det_model": {"hidden_size": 96},
-    "sapiens2": {"num_key_value_attention_heads": 2, "num_key_value_heads_per_layer": [4, 2]},
-    "seggpt": {"image_size": (128, 64), "intermediate_hidden_state_indices": [0, 1], "merge_index": 0},
-    "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
-    "step3p5": {"sliding_window": 16},
-    "t5gemma2_text": {"dropout_rate": 0.0},
-    "tvp": {"max_img_size": 64, "num_frames": 2, "visual_prompt_size": 8},
-    "vit_pe_core_large_patch14_336": {"model_args": {"depth": 2, "embed_dim": WIDTH, "num_heads": 4, "img_size": 64}},
-    "unlimited_ocr_sam_vision_model": {"downsample_channels": [32, WIDTH]},
-    "vitmatte": {"fusion_hidden_sizes": [64, 32, 16, 8]},
-    "vits": {"speaking_rate": 1e9, "upsample_initial_channel": 32},
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "layers_block_type": None,
-              "attention_head_dim": 32, "attention_hidden_size": 128},
-}  # fmt: skip
+FIXED: dict[str, dict[str, Any]] = EXCEPTIONS["configs"]
 # Swin v2 and Swin2SR add 16 * sigmoid(x) to scores: near 0, the negative part of signed attention vanishes.
 POSITIVE_BIASES = "continuous_position_bias_mlp.2.weight"
 SIZES_OF_TEXT = re.compile(r".*(vocab|position|token|length|_id|_index|sampling|rate).*")
@@ -268,8 +185,8 @@ def _small(name: str, value: int, rules: list) -> int:
 def _key_heads(default: PretrainedConfig, changed: dict[str, Any]) -> None:
     """Key heads stay equal to the heads, stay one, or become half of the heads."""
     for name in [n for n in changed if re.fullmatch(r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads?)", n)]:
-        others = (n for n in changed if n.endswith(("num_attention_heads", "n_heads", "num_heads")))
-        heads = next((n for n in others if n.split("_")[0] == name.split("_")[0]), None)
+        counts = (n for n in changed if n.endswith(("num_attention_heads", "n_heads", "num_heads")))
+        heads = next((n for n in counts if n.split("_")[0] == name.split("_")[0]), None)
         if heads and changed[heads] != vars(default)[heads] and (size := vars(default)[name]) > 1:
             changed[name] = changed[heads] if size == vars(default)[heads] else max(1, changed[heads] // 2)
 

@@ -149,7 +149,7 @@ def no_softmax_left(pair: Pair) -> Verdict:
     with hooked(watch.names, before=watch.enter, after=watch.leave), watch:
         run(pair.signed, pair.inputs)
     known = {*attention_outside(pair.signed), *(watch.names[layer] for layer in signed_layers(pair.signed))}
-    left = sorted(watch.found - known)
+    left = sorted(watch.names_found - known)
     return Verdict("fail", f"softmax in {', '.join(left[:3])}") if left else Verdict("pass")
 
 
@@ -176,15 +176,15 @@ def padding_has_no_effect(model: PreTrainedModel, pair: Pair) -> Verdict:
         rows = {k: v for k, v in rows.items() if k in ("input_ids", "decoder_input_ids")}
     ids, left = rows["input_ids"], pair.causal
     length, pad = ids.shape[1], ids.shape[1] // 3
-    kept = slice(pad, None) if left else slice(None, length - pad)
+    alone_at = slice(pad, None) if left else slice(None, length - pad)
     keep = torch.ones_like(ids)
     keep[1] = 0
-    keep[1, kept] = 1
+    keep[1, alone_at] = 1
     with_places = left and "position_ids" in inspect.signature(model.forward).parameters
     places = {"position_ids": (keep.cumsum(-1) - 1).clamp(min=0)} if with_places else {}
     padded = run(model, {**rows, "attention_mask": keep, **places})
     worst = Verdict("pass")
-    for row, part in ((0, slice(None)), (1, kept)):
+    for row, part in ((0, slice(None)), (1, alone_at)):
         alone = {k: v[row : row + 1] for k, v in rows.items()}
         alone["input_ids"] = alone["input_ids"][:, part]
         alone["attention_mask"] = torch.ones_like(alone["input_ids"])
@@ -222,8 +222,8 @@ def _causality(model: PreTrainedModel, inputs: Inputs, name: str) -> Verdict:
     if torch.equal(ids, inputs[name]):
         ids[:, later:] = ids[:, later:].roll(1, 1)
     before, after = (
-        {n: x[:, :later] for n, x in run(model, given).items() if x.dim() > 2 and x.shape[1] == length}
-        for given in (inputs, {**inputs, name: ids})
+        {n: x[:, :later] for n, x in run(model, changed).items() if x.dim() > 2 and x.shape[1] == length}
+        for changed in (inputs, {**inputs, name: ids})
     )
     return _near(after, before, CLOSE) if before else Verdict("fail", "no output for each token")
 
@@ -335,7 +335,7 @@ class _SoftmaxWatch(TorchFunctionMode):
         super().__init__()
         self.names = {module: name for name, module in model.named_modules()}
         self.running: list[Any] = []
-        self.found: set[str] = set()
+        self.names_found: set[str] = set()
         self.lengths = {x.shape[1] for name, x in inputs.items() if name in ("input_ids", "decoder_input_ids")}
 
     def enter(self, module: Any, *_: Any) -> None:
@@ -350,7 +350,7 @@ class _SoftmaxWatch(TorchFunctionMode):
             shape, module = args[0].shape if args and isinstance(args[0], Tensor) else (MIXED,) * 4, self.running[-1]
             whole = function.__name__ != "softmax" or shape[-1] in self.lengths
             if len(shape) > 3 and min(shape[-2:]) >= MIXED and (whole or "Att" in type(module).__name__):
-                self.found.add(self.names[module])
+                self.names_found.add(self.names[module])
         return result
 
 

@@ -44,13 +44,13 @@ def main() -> None:
         embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
         y = model(inputs_embeds=embeddings, attention_mask=torch.ones_like(ids)).logits[:, 1]
         (gradient,) = torch.autograd.grad(y.sum(), embeddings)
-        found = {"input_ids": ids, "logit": y.detach(), "relevance": (embeddings * gradient).sum(-1).detach()}
+        results = {"input_ids": ids, "logit": y.detach(), "relevance": (embeddings * gradient).sum(-1).detach()}
         fields = {key: value for key, value in model.config.to_diff_dict().items() if key != "transformers_version"}
         FIXTURES.mkdir(exist_ok=True)
         file = FIXTURES / f"lxt_{name}.safetensors"
-        tensors = weights | {f"found.{key}": value.contiguous() for key, value in found.items()}
+        tensors = weights | {f"found.{key}": value.contiguous() for key, value in results.items()}
         save_file(tensors, file, {"config": json.dumps(fields)})
-        print(file, found["relevance"][0])
+        print(file, results["relevance"][0])
 
 
 if __name__ == "__main__":

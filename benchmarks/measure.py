@@ -18,7 +18,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, has_run, libraries, markdown
+from benchmarks.runs import DATA, VERSIONS, add_runs, has_run, markdown
 from hf_bidir.common.files import read_json, replacing, sha256
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,9 +50,9 @@ def interleaved_medians(
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in tqdm(range(warm_up + repeats), leave=False, unit="round"):
         for name, task in tasks.items():
-            found = seconds_of(task)
+            duration = seconds_of(task)
             if round_number >= warm_up:
-                seconds[name].append(found)
+                seconds[name].append(duration)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -95,8 +95,8 @@ def options_of(document: str, name: str, on_device: bool = False, **options: obj
         on_device: whether the options have a device and a dtype.
     """
     parser = command_line(document)
-    for option, given in options.items():
-        fields = given if isinstance(given, dict) else {"type": type(given), "default": given}
+    for option, default in options.items():
+        fields = default if isinstance(default, dict) else {"type": type(default), "default": default}
         parser.add_argument(f"--{option.replace('_', '-')}", **fields)
     if on_device:
         parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -122,29 +122,14 @@ def machine(device: str) -> str:
     return f"{name}; {versions}, Python {platform.python_version()}"
 
 
-def train_once(main: Callable[[dict[str, Any]], object], given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def train_once(main: Callable[[dict[str, Any]], object], options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The results of a run in `folder`, which a script's `main` trains unless it is finished."""
     from hf_bidir.finetune.record import RESULTS as TRAINED
     from hf_bidir.finetune.record import is_finished
 
     if not is_finished(folder):
-        main({**given, "output_dir": folder, "disable_tqdm": True})
+        main({**options, "output_dir": folder, "disable_tqdm": True})
     return read_json(folder / TRAINED)
-
-
-def save_runs(file: Path, key: Sequence[str], rows: Iterable[Mapping[str, object]], *data: Path) -> None:
-    """Add rows to a csv file at once, in place of rows with the same values of `key`.
-
-    Args:
-        file: the csv file of the benchmark.
-        key: the columns that identify a run, with "seed" where runs have one.
-        rows: settings and metrics; the versions of libraries and of `data` are added.
-        data: the files that were read.
-    """
-    from hf_bidir.finetune.record import library_versions
-
-    found = {VERSIONS: libraries(library_versions())} | ({DATA: data_version(*map(sha256, data))} if data else {})
-    add_runs(file, [{**row, **found} for row in rows], key)
 
 
 def run_grid(
@@ -161,11 +146,19 @@ def run_grid(
         run: takes a trial; returns the numbers of one row, or of several, and the data files that it read.
         key: the columns that identify a row; by default those of a trial.
     """
+    from hf_bidir.finetune.record import library_versions
+
+    libraries = library_versions()
+    versions = ", ".join(f"{name} {libraries[name].partition('+')[0]}" for name in ("torch", "transformers"))
     for trial in tqdm(trials, unit="run"):
-        if not has_run(file, **trial):
-            found, data = run(**trial)
-            rows = [{**trial, **row} for row in (found if isinstance(found, list) else [found])]
-            save_runs(file, key or list(trial), rows, *data)
+        if has_run(file, **trial):
+            continue
+        numbers, data = run(**trial)
+        same = {VERSIONS: versions}
+        if hashes := [sha256(read)[:8] for read in data]:
+            same[DATA] = f"sha256:{','.join(hashes)}"
+        rows = [{**trial, **row, **same} for row in (numbers if isinstance(numbers, list) else [numbers])]
+        add_runs(file, rows, key or list(trial))
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:

@@ -104,12 +104,12 @@ def write(output: Path, outcomes: Outcomes, worse: list[tuple[str, str]]) -> Non
     numbers = {family: counts(kind["Stock"]) + counts(kind["Signed"]) for family, kind in kinds.items()}
     numbers["all"] = [sum(column) for column in zip(*numbers.values(), strict=True)]
     rows = [[family, *map(str, row)] for family, row in numbers.items()]
-    found = "".join(f"\n- {name}: {how} on the signed class alone" for name, how in worse)
+    listed = "".join(f"\n- {name}: {how} on the signed class alone" for name, how in worse)
     notes = (
         f"Transformers' `ModelTesterMixin` (`{MODULE}.py` of its source distribution) on small random models, each "
         "with its heads (`peer_tests.py`), signed ones with λ = 1. The mixins for generation and export are not in the "
         "distribution; most skipped tests need a GPU or are about other kinds of models. Tests, and parts of tests, "
-        f"that pass on the stock class and not on the signed class: {len(worse) or 'none'}.{found}"
+        f"that pass on the stock class and not on the signed class: {len(worse) or 'none'}.{listed}"
     )
     header = ["family", *(f"{kind} {how}" for kind in ("stock", "signed") for how in ("passed", "failed", "skipped"))]
     write_table(output, "Tests of transformers on stock and signed classes", notes, header, rows, "cpu")

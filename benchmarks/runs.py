@@ -1,6 +1,6 @@
 """Runs as rows of a csv file: settings, seed, every metric and the versions. Tables are made from these rows alone."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # pandas is an extra, and `markdown` does without
 
 SEED, VERSIONS, DATA = "seed", "versions", "data_version"
 PAIR = ("tanhmax", "softmax")  # what tables compare, the first minus the second
-SAME = (VERSIONS, DATA)  # columns with one value per table, where a file has them
 
 
 def read_runs(path: Path) -> "pd.DataFrame":
@@ -30,10 +29,9 @@ def add_runs(path: Path, rows: Sequence[Mapping[str, object]], key: Sequence[str
     import pandas as pd
 
     with FileLock(f"{path}.lock"):
-        kept = {tuple(str(row[name]) for name in key): row for row in read_runs(path).to_dict("records")}
-        kept |= {tuple(str(row[name]) for name in key): dict(row) for row in rows}
+        runs = pd.concat([read_runs(path), pd.DataFrame(rows)]).drop_duplicates(list(key), keep="last")
         with replacing(path) as temporary:
-            pd.DataFrame(kept.values()).sort_values(list(key), kind="stable").to_csv(temporary, index=False)
+            runs.sort_values(list(key), kind="stable").to_csv(temporary, index=False)
 
 
 def has_run(path: Path, **settings: object) -> bool:
@@ -49,42 +47,30 @@ def where(runs: "pd.DataFrame", **settings: object) -> "pd.DataFrame":
     return runs.sort_values(SEED, kind="stable") if SEED in runs else runs
 
 
-def check_runs(
-    runs: "pd.DataFrame", by: Sequence[str], seeds: int | Mapping[Hashable, int], same: Sequence[str] = SAME
-) -> None:
+def check_runs(runs: "pd.DataFrame", by: Sequence[str], seeds: int) -> None:
     """Check that rows may share a table.
 
     Args:
         runs: the rows.
-        by: the columns that identify a group of seeds.
-        seeds: the number of seeds of every group, counted from 0; or by the value of the first column of `by`.
-        same: columns that must have one value in all rows (`data_version` in all rows of one value of `by[0]`).
+        by: the columns that identify a group of seeds; the first one also identifies the data.
+        seeds: the number of seeds of every group, counted from 0.
 
     Raises:
         InputError: there are no rows; seeds are missing (each is named), or versions of code or data are mixed.
     """
     if runs.empty:
         raise InputError("expected rows of runs; the file has none. Run its benchmark first")
-    missing = [] if isinstance(seeds, int) else _missing_groups(set(runs[by[0]]), seeds)
+    missing = []
     for group, rows in runs.groupby(list(by), sort=False):
-        needed = seeds if isinstance(seeds, int) else seeds[group[0]]
-        if lacking := [seed for seed in range(needed) if seed not in set(rows[SEED])]:
+        if lacking := sorted(set(range(seeds)) - set(rows[SEED])):
             missing.append(f"{', '.join(map(str, group))}: {', '.join(map(str, lacking))}")
     if missing:
         raise InputError(f"expected all seeds of every row of the table; missing are {'; '.join(missing)}. Run them")
-    for column in (name for name in same if name in runs):
-        groups = runs.groupby(by[0], sort=False) if column == DATA else [("the table", runs)]
-        for name, rows in groups:
-            if len(found := rows[column].dropna().unique()) > 1:
-                values = " and ".join(map(str, found))
-                raise InputError(f"expected one value of {column} in {name}; got {values}. Repeat the other runs")
-
-
-def _missing_groups(found: set, seeds: Mapping[Hashable, int]) -> list[str]:
-    """The groups of which all seeds are missing. Raises InputError for groups whose number of seeds is unknown."""
-    if unknown := found - set(seeds):
-        raise InputError(f"expected the number of seeds of every group; got none for {', '.join(map(str, unknown))}")
-    return [f"{group}: all" for group, count in seeds.items() if count and group not in found]
+    parts = [(VERSIONS, runs)] if VERSIONS in runs else []
+    parts += [(DATA, rows) for _, rows in runs.groupby(by[0])] if DATA in runs else []
+    for column, rows in parts:
+        if len(values := rows[column].dropna().unique()) > 1:
+            raise InputError(f"expected one value of {column}; got {' and '.join(values)}. Repeat the other runs")
 
 
 def spread(runs: "pd.DataFrame", column: str, scale: float = 1, digits: int = 1) -> str:
@@ -101,7 +87,7 @@ def comparison(first: "pd.DataFrame", second: "pd.DataFrame", column: str, scale
     pairs = first[[SEED, column]].merge(second[[SEED, column]], on=SEED, suffixes=(" 1", " 2")).dropna()
     if pairs.empty:
         return None
-    return compare(list(scale * pairs[f"{column} 1"]), list(scale * pairs[f"{column} 2"]), paired=True)
+    return compare(list(scale * pairs[f"{column} 1"]), list(scale * pairs[f"{column} 2"]))
 
 
 def comparisons(
@@ -119,23 +105,13 @@ def comparisons(
     Returns:
         By the values of `by` followed by the metric; pairs without numbers are left out.
     """
-    found = {}
+    tests = {}
     for group, rows in runs.groupby(list(by), sort=False):
         first, second = (where(rows, **{between: value}) for value in pair)
         for column, scale in columns.items():
-            if (one := comparison(first, second, column, scale)) is not None:
-                found[(*group, column)] = one
-    return holm(found)
-
-
-def means(runs: "pd.DataFrame", by: Sequence[str], columns: Mapping[str, tuple[str, float, int]], seeds: int) -> str:
-    """A table with mean ± standard deviation over seeds; `columns` have their heading, factor and digits."""
-    check_runs(runs, by, seeds)
-    rows = [
-        [*map(str, group), str(len(of)), *(spread(of, name, *form) for name, (_, *form) in columns.items())]
-        for group, of in runs.groupby(list(by))
-    ]
-    return markdown([*by, "seeds", *(heading for heading, *_ in columns.values())], rows)
+            if (test := comparison(first, second, column, scale)) is not None:
+                tests[(*group, column)] = test
+    return holm(tests)
 
 
 def listing(runs: "pd.DataFrame", columns: Mapping[str, tuple[str, str]], **settings: object) -> str:
@@ -147,16 +123,6 @@ def listing(runs: "pd.DataFrame", columns: Mapping[str, tuple[str, str]], **sett
         for row in where(runs, **settings).to_dict("records")
     ]
     return markdown([heading for heading, _ in columns.values()], rows)
-
-
-def data_version(*hashes: str) -> str:
-    """The content of data files, from their SHA-256, in a few letters."""
-    return "sha256:" + ",".join(one[:8] for one in hashes)
-
-
-def libraries(versions: Mapping[str, str]) -> str:
-    """The versions of the libraries that affect numbers, of all versions of a run, without local builds."""
-    return ", ".join(f"{name} {versions[name].partition('+')[0]}" for name in ("torch", "transformers"))
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -36,8 +36,8 @@ def main(*options: str) -> int:
 
 def pages() -> list[str]:
     """The pages with tables that are filled in."""
-    found = (file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.md"))
-    return sorted(str(file.relative_to(ROOT)) for file in found if "[[[cog" in file.read_text(encoding="utf-8"))
+    files = (file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.md"))
+    return sorted(str(file.relative_to(ROOT)) for file in files if "[[[cog" in file.read_text(encoding="utf-8"))
 
 
 def table(function: str, file: str | None = None, *arguments: object, **options: object) -> None:

@@ -28,15 +28,15 @@ def grid(**columns: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def train(
-    kind: str, given: Mapping[str, Any], folder: Path, trainer: Callable[..., Any] | None = None
+    kind: str, options: Mapping[str, Any], folder: Path, trainer: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
     """The results of a run in `folder`, which is trained unless it is finished.
 
     Args:
         kind: a script of `TRAINING`.
-        given: its options.
+        options: of the script.
         folder: the output folder.
-        trainer: another class of trainer, for "distill", "bert" and "images".
+        trainer: another class of trainer, for "bert" and "images".
     """
     main = TRAINING[kind].main
-    return train_once(partial(main, trainer_class=trainer) if trainer else main, given, folder)
+    return train_once(partial(main, trainer_class=trainer) if trainer else main, options, folder)

@@ -109,10 +109,10 @@ def measured(vectors: dict[str, Tensor], texts: dict[str, DataFrame]) -> dict[st
         same_group: the share of test posts whose nearest training post is of the same newsgroup.
     """
     news, nearest = texts["news"], (vectors["titles"] @ vectors["news"].T).argmax(1)
-    found = news["text"].to_numpy()[nearest] == news["text"].to_numpy()  # a few descriptions occur twice
+    right = news["text"].to_numpy()[nearest] == news["text"].to_numpy()  # a few descriptions occur twice
     same = texts["train"]["label"].to_numpy()[(vectors["test"] @ vectors["train"].T).argmax(1)]
     return {
-        "found": found.mean(),
+        "found": right.mean(),
         "related": related(vectors, news["label"]),
         "same_group": (same == texts["test"]["label"].to_numpy()).mean(),
     }

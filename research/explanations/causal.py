@@ -29,10 +29,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from benchmarks.measure import save_runs
 from benchmarks.runs import markdown, where
 from benchmarks.seeds import mean_in_interval
 from hf_bidir.checkpoints.layer_hooks import kept_keys
@@ -40,7 +38,7 @@ from hf_bidir.explain import METHODS, ForwardCache, Request, integrated_gradient
 from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import methods_of
 from research.faithfulness.deletion import ranks, without_tokens
-from research.runs import command_line
+from research.runs import command_line, run_grid
 
 FILE = Path(__file__).with_name("results") / "causal_explanations.csv"
 KEY = ("model", "method", "seed", "prompt")
@@ -59,11 +57,13 @@ Row = dict[str, str | int | float]
 class Prompt:
     """A prompt with its predicted next token, and y where some of its tokens are removed."""
 
-    def __init__(self, model: PreTrainedModel, ids: Tensor, others: list[int], seed: int):
+    def __init__(self, model: PreTrainedModel, ids: Tensor, other_tokens: list[int], seed: int):
         self.model, self.inputs = model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         self.length, self.position = ids.shape[1], ids.shape[1] - 1
         draw = random.Random(seed)
-        self.replacements = torch.tensor([[draw.choice(others) for _ in range(self.length)] for _ in range(DRAWS)])
+        self.replacements = torch.tensor(
+            [[draw.choice(other_tokens) for _ in range(self.length)] for _ in range(DRAWS)]
+        )
         with torch.no_grad():
             self.target = model(**self.inputs).logits[0, -1].argmax()[None]
         self.y = self.ys(self.inputs)[0].item()
@@ -93,22 +93,24 @@ def main() -> None:
     parser.add_argument("--name", help="in the table; by default that of the folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model, tokenizer = load_checkpoint(options.model)
-    model.requires_grad_(False)
+    network, tokenizer = load_checkpoint(options.model)
+    network.requires_grad_(False)
     name = options.name or Path(options.model).name
     texts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS.read_text("utf-8").splitlines()]
-    for number, ids in enumerate(tqdm(texts, desc=name)):
-        others = [token for other in texts if other is not ids for token in other[0].tolist()]
-        prompt = Prompt(model, ids, others, seed=number)
-        shared = {"model": name, "prompt": number, "half": ("choice", "report")[number % 2]}
-        shared |= {"tokens": prompt.length, "y": round(prompt.y, 3)}
-        save_runs(FILE, KEY, [shared | row for row in measured(prompt)], PROMPTS)
+
+    def run(model: str, prompt: int) -> tuple[list[Row], list[Path]]:
+        other_tokens = [token for number, ids in enumerate(texts) if number != prompt for token in ids[0].tolist()]
+        measurable = Prompt(network, texts[prompt], other_tokens, seed=prompt)
+        shared = {"half": ("choice", "report")[prompt % 2], "tokens": measurable.length, "y": round(measurable.y, 3)}
+        return [shared | row for row in measured(measurable)], [PROMPTS]
+
+    run_grid(FILE, [{"model": name, "prompt": number} for number in range(len(texts))], run, KEY)
 
 
 def measured(prompt: Prompt) -> list[Row]:
     """A row for each method, and for each seed of the random scores."""
-    rows, found = zip(*scored(prompt), strict=True)
-    all_scores = torch.stack(found)
+    rows, methods = zip(*scored(prompt), strict=True)
+    all_scores = torch.stack(methods)
     for suffix, first in (("", 0), ("_after", 1)):
         removable = torch.zeros_like(all_scores, dtype=torch.bool)
         removable[:, first : prompt.position] = True
@@ -155,18 +157,18 @@ def missed(prompt: Prompt, total: float, keep_first: bool) -> float:
 def table(runs: pd.DataFrame) -> str:
     """All methods in the order of the half that chooses; means over prompts with their 95 % t interval."""
     chosen, reported, whole = (  # by method and prompt; of random scores the mean over seeds
-        found.groupby(["method", "prompt"]).mean(numeric_only=True)
-        for found in (where(runs, half="choice"), where(runs, half="report"), runs)
+        half.groupby(["method", "prompt"]).mean(numeric_only=True)
+        for half in (where(runs, half="choice"), where(runs, half="report"), runs)
     )
     rows = []
     for method in chosen[FALLS[0]].groupby("method").mean().sort_values(ascending=False).index:
-        own, cost = whole.loc[method], METHODS[method].cost if method in METHODS else ""
-        first = f"{100 * own['first'].mean():.0f}" if method != RANDOM else ""
+        means, cost = whole.loc[method], METHODS[method].cost if method in METHODS else ""
+        first = f"{100 * means['first'].mean():.0f}" if method != RANDOM else ""
         unsigned = method in METHODS and not METHODS[method].explains_output
-        total = f"{100 * own['total'].mean():.0f}" if method != RANDOM and not unsigned else ""
-        missed = f"{100 * own['missed'].median():.0f}" if own["missed"].notna().any() else ""
+        total = f"{100 * means['total'].mean():.0f}" if method != RANDOM and not unsigned else ""
+        missed = f"{100 * means['missed'].median():.0f}" if means["missed"].notna().any() else ""
         falls = [mean_in_interval(list(reported.loc[method][fall]), 1) for fall in FALLS]
-        passes = f"{own['forward_passes'].median():.1f}" if method != RANDOM else ""
+        passes = f"{means['forward_passes'].median():.1f}" if method != RANDOM else ""
         name = method + " \\*" * (method == "erasure-token")
         rows.append([name, f"{chosen.loc[method][FALLS[0]].mean():.1f}", *falls, first, total, missed, cost, passes])
     header = [

@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
 
     def trained_and_measured(task: str, model: str, seed: int) -> tuple[dict[str, Any], list[Path]]:
-        found = measured(task, trained(task, model, seed, options), options.data_dir)
-        return found, [TASKS[task].file(options.data_dir, "test")]
+        evaluation = measured(task, trained(task, model, seed, options), options.data_dir)
+        return evaluation, [TASKS[task].file(options.data_dir, "test")]
 
     trials = [
         {"task": task, "model": name, "seed": seed}
@@ -67,22 +67,22 @@ def main() -> None:
 def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a model, which is trained unless it is finished."""
     folder, data = folder_of(options.runs, task, name, seed), TASKS[task]
-    given = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
+    settings = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
     softmax = {"model_name_or_path": folder_of(options.runs, task, "softmax", seed)}
     if data.text is None:
         if name == "converted":
-            train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | softmax | given, folder)
+            train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | softmax | settings, folder)
         else:
-            train("images", recipe(f"fashion-mnist-small-{name}") | data.options | given, folder)
+            train("images", recipe(f"fashion-mnist-small-{name}") | data.options | settings, folder)
         return folder
-    given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
+    settings |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
     if name == "converted":
-        train("distill", recipe("sst2-minilm-healed") | softmax | given, folder)
+        train("distill", recipe("sst2-minilm-healed") | softmax | settings, folder)
         return folder
     start = {"class_names": list(data.classes), "model_name_or_path": options.model}
     if name == "tanhmax":
         start |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
-    train("bert", recipe("sst2-minilm-softmax") | data.options | start | given, folder)
+    train("bert", recipe("sst2-minilm-softmax") | data.options | start | settings, folder)
     return folder
 
 
@@ -90,25 +90,25 @@ def healed_minilm(options: argparse.Namespace) -> Path:
     """MiniLM with TanhMax, healed on reviews and sentences; the same for all tasks and seeds."""
     folder, sst2 = options.runs / "minilm-healed", TASKS["sst2"]
     texts = [options.data_dir / "imdb/train.parquet", sst2.file(options.data_dir, "train")]
-    given = {"train_file": texts, "validation_file": sst2.file(options.data_dir, "validation")}
-    given |= KEEP_LAST | {"model_name_or_path": options.model}
-    train("distill", recipe("minilm-healed") | given, folder)
+    settings = {"train_file": texts, "validation_file": sst2.file(options.data_dir, "validation")}
+    settings |= KEEP_LAST | {"model_name_or_path": options.model}
+    train("distill", recipe("minilm-healed") | settings, folder)
     return folder
 
 
 def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     """The metrics of a row."""
     data = TASKS[task]
-    found = evaluate_checkpoint(folder, str(data.file(data_dir, "test")), text_column=data.text)
+    evaluation = evaluate_checkpoint(folder, str(data.file(data_dir, "test")), text_column=data.text)
     share = None
     if data.text is not None:
         texts = [row[data.text] for row in sample(data.file(data_dir, "train"), 256)]
         model, tokenizer = load(folder)
         share = sign_shares(model, batches_of(tokenizer, texts), target=1)
     return {
-        "accuracy": found.scores["accuracy"],
-        "negative_share": found.negative_share,
-        "accuracy_without_negatives": found.accuracy_without_negatives,
+        "accuracy": evaluation.scores["accuracy"],
+        "negative_share": evaluation.negative_share,
+        "accuracy_without_negatives": evaluation.accuracy_without_negatives,
         "consistent_heads": None if share is None else int((share >= CONSISTENT).sum()),
         "heads": None if share is None else share.numel(),
     }
@@ -118,13 +118,13 @@ def table(runs: pd.DataFrame) -> str:
     """One row for each model of a task; converted models are compared with softmax, in points, corrected together."""
     check_runs(runs, ("task", "model"), SEEDS)
     tests, rows = comparisons(runs, ("task",), "model", CONVERTED[::-1], {"accuracy": 100}), []
-    for (task, name), found in runs.groupby(["task", "model"], sort=False):
-        signs = [spread(found, "negative_share", 100, 0), spread(found, "accuracy_without_negatives", 100)]
-        heads = found["consistent_heads"].dropna()
-        counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {found['heads'].max():.0f}" if len(heads) else ""
-        tested = tests[task, "accuracy"].cells() if name == "converted" else ["", "", ""]
+    for (task, name), seeds in runs.groupby(["task", "model"], sort=False):
+        signs = [spread(seeds, "negative_share", 100, 0), spread(seeds, "accuracy_without_negatives", 100)]
+        heads = seeds["consistent_heads"].dropna()
+        counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {seeds['heads'].max():.0f}" if len(heads) else ""
+        tested = tests[task, "accuracy"].cells() if name == "converted" else [""] * len(TESTED)
         rows.append(
-            [TASKS[task].title, MODELS[name], str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts]
+            [TASKS[task].title, MODELS[name], str(len(seeds)), spread(seeds, "accuracy", 100), *tested, *signs, counts]
         )
     header = ["task", "model", "seeds", "accuracy", *TESTED, "negative, %", "without negatives", "consistent heads"]
     return markdown(header, rows)

@@ -39,18 +39,18 @@ def tables(runs: pd.DataFrame) -> str:
     header, parts = ["method", *(title for title, *_ in MEASURES.values())], []
     for task, model in product(TASKS, MODELS):
         of_methods = _by_method(where(runs, task=task, model=model, half="report"))
-        if rows := [[method, *(_cell(found, measure) for measure in MEASURES)] for method, found in of_methods]:
+        if rows := [[method, *(_cell(seeds, measure) for measure in MEASURES)] for method, seeds in of_methods]:
             parts.append(f"## {TASKS[task].title}, {MODELS[model]}\n\n{markdown(header, rows)}")
     return "\n\n".join(parts)
 
 
 def _by_method(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    return [(method, found) for method in (*METHODS, RANDOM) if not (found := where(runs, method=method)).empty]
+    return [(method, seeds) for method in (*METHODS, RANDOM) if not (seeds := where(runs, method=method)).empty]
 
 
-def _cell(found: pd.DataFrame, measure: str) -> str:
+def _cell(seeds: pd.DataFrame, measure: str) -> str:
     _, scale, digits, _ = MEASURES[measure]
-    values = found[measure].dropna() if measure in found else []
+    values = seeds[measure].dropna() if measure in seeds else []
     return mean_in_interval(scale * values, digits) if len(values) else ""
 
 
@@ -63,19 +63,22 @@ def ranks(runs: pd.DataFrame, tasks: tuple[str, ...], half: str, methods: list[s
     runs = runs[runs["task"].isin(tasks) & (runs["half"] == half) & runs["method"].isin(methods)]
     groups = list(runs.groupby(["task", "model", "seed"]))
     common = [name for name in methods if all(name in set(rows["method"]) for _, rows in groups)]
-    found = []
+    ranked = []
     for (task, _, seed), rows in groups:
         rows = rows.set_index("method").loc[common].dropna(axis=1)
         places = [
             pd.concat(
-                [(rows[one].rank(ascending=not MEASURES[one][3]) - 1) / max(1, len(rows) - 1) for one in measured],
+                [
+                    (rows[measure].rank(ascending=not MEASURES[measure][3]) - 1) / max(1, len(rows) - 1)
+                    for measure in measured
+                ],
                 axis=1,
             ).mean(axis=1)
             for measures in FAMILIES.values()
-            if (measured := [one for one in measures if one in rows])
+            if (measured := [measure for measure in measures if measure in rows])
         ]
-        found.append(pd.concat(places, axis=1).mean(axis=1).to_dict() | {"task": task, "seed": seed})
-    return pd.DataFrame(found).groupby(["seed", "task"]).mean().groupby("seed").mean() if found else pd.DataFrame()
+        ranked.append(pd.concat(places, axis=1).mean(axis=1).to_dict() | {"task": task, "seed": seed})
+    return pd.DataFrame(ranked).groupby(["seed", "task"]).mean().groupby("seed").mean() if ranked else pd.DataFrame()
 
 
 def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
@@ -84,11 +87,19 @@ def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
     chosen, reported = (ranks(runs, tasks, half, methods) for half in ("choice", "report"))
     rows = []
     for method in chosen.mean().sort_values().index:
-        own = runs[runs["task"].isin(tasks) & (runs["method"] == method)]
+        rows_of_method = runs[runs["task"].isin(tasks) & (runs["method"] == method)]
         cost = METHODS[method].cost if method in METHODS else ""
         places = [mean_in_interval(half[method], 2) for half in (chosen, reported)]
         name = method + " \\*" * (method == REPEATED)
-        rows.append([name, *places, cost, f"{own['forward_passes'].median():.1f}", _cell(own, "random_rho")])
+        rows.append(
+            [
+                name,
+                *places,
+                cost,
+                f"{rows_of_method['forward_passes'].median():.1f}",
+                _cell(rows_of_method, "random_rho"),
+            ]
+        )
     header = ["method", "choice", "report", "passes through the model", "time, in forward passes", "random weights, ρ"]
     return markdown(header, rows)
 
@@ -116,8 +127,8 @@ def signs(runs: pd.DataFrame) -> str:
     runs = where(runs, task="sst2").groupby(["method", "model", "seed"], as_index=False).mean(numeric_only=True)
     present = [name for name in MODELS if not where(runs, model=name).empty]
     rows = [
-        [method, *(_cell(where(found, model=name), "human_sign") for name in present)]
-        for method, found in _by_method(runs)
-        if found["human_sign"].notna().any()
+        [method, *(_cell(where(seeds, model=name), "human_sign") for name in present)]
+        for method, seeds in _by_method(runs)
+        if seeds["human_sign"].notna().any()
     ]
     return markdown(["method", *(MODELS[name] for name in present)], rows)

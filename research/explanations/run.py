@@ -46,7 +46,7 @@ from hf_bidir.explain.forward import reads_images
 from hf_bidir.explain.request import methods_of
 from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models
 from research.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
-from research.faithfulness.masked_fidelity import SIZES
+from research.faithfulness.masked_fidelity import SIZES, Masks
 from research.runs import command_line, run_grid
 
 Scored = Sequence[tuple[Explained, Tensor]]
@@ -61,35 +61,37 @@ def timed_scores(model, examples: Sequence[Explained], method: str) -> tuple[lis
     The ratio to a forward pass right after it is more stable than the seconds on a busy machine.
     """
     scores, seconds, forwards = [], [], []
-    for one in examples:
+    for explained in examples:
         start = time.perf_counter()
-        scores.append(scores_of(model, one, method, one.predicted))
+        scores.append(scores_of(model, explained, method, explained.predicted))
         middle = time.perf_counter()
         with torch.no_grad():
-            model(**one.example.inputs)
+            model(**explained.example.inputs)
         seconds.append(middle - start)
         forwards.append((middle - start) / (time.perf_counter() - middle))
     return scores, {"seconds": statistics.median(seconds), "forward_passes": statistics.median(forwards)}
 
 
-def scores_of(model, one: Explained, method: str, target: int) -> Tensor:
+def scores_of(model, explained: Explained, method: str, target: int) -> Tensor:
     """Support for a class, `[length]`; magnitudes are the same for every class."""
     if method == RANDOM:
-        text = " ".join(one.example.tokens).encode()
-        return torch.randn(len(one.example.token_of_piece), generator=torch.Generator().manual_seed(crc32(text)))
+        text = " ".join(explained.example.tokens).encode()
+        return torch.randn(len(explained.example.token_of_piece), generator=torch.Generator().manual_seed(crc32(text)))
     explains = METHODS[method].explains_output
-    return token_scores(model, one.example.inputs, method, target if explains else None)[0]
+    return token_scores(model, explained.example.inputs, method, target if explains else None)[0]
 
 
-def by_word(one: Explained, scores: Tensor, method: str) -> np.ndarray:
+def by_word(explained: Explained, scores: Tensor, method: str) -> np.ndarray:
     """Scores of the words or patches, without special tokens."""
     additive = method == RANDOM or METHODS[method].additive
-    return one.example.by_token(scores, additive).numpy()[~np.array(one.example.special)]
+    return explained.example.by_token(scores, additive).numpy()[~np.array(explained.example.special)]
 
 
 def agreement(scored: Scored, method: str) -> dict[str, float | None]:
     """Human sign and tau of words with labels from -2 to 2, from scores for the class "positive"."""
-    pairs = [(one.words, by_word(one, scores, method)) for one, scores in scored if one.words.any()]
+    pairs = [
+        (explained.words, by_word(explained, scores, method)) for explained, scores in scored if explained.words.any()
+    ]
     return human_sign(pairs) | {"tau": mean_tau(pairs)} if pairs else {}
 
 
@@ -111,34 +113,36 @@ def mean_tau(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
 
 def rationales(scored: Scored, method: str) -> dict[str, float]:
     """Mean area under the precision-recall curve against marked words; that of random scores is the marked share."""
-    areas = [average_precision_score(one.words, by_word(one, scores, method)) for one, scores in scored]
-    return {"auprc": float(np.mean(areas)), "marked": float(np.mean([one.words.mean() for one, _ in scored]))}
+    areas = [
+        average_precision_score(explained.words, by_word(explained, scores, method)) for explained, scores in scored
+    ]
+    return {
+        "auprc": float(np.mean(areas)),
+        "marked": float(np.mean([explained.words.mean() for explained, _ in scored])),
+    }
 
 
 def deletion_and_insertion(model, scored: Scored) -> dict[str, float]:
     """Mean areas under both curves of the predicted class's probability."""
-    found: dict[str, list[float]] = {"deletion": [], "insertion": []}
-    for one, scores in scored:
-        for how, areas in found.items():
-            options = {"target": torch.tensor([one.predicted]), "special": one.special_pieces, "progress": False}
-            curve = prediction_curve(model, one.example.inputs, scores[None], STEPS, how, **options)
-            areas.append(area(curve).item())
-    return {how: float(np.mean(areas)) for how, areas in found.items()}
+    areas: dict[str, list[float]] = {"deletion": [], "insertion": []}
+    for explained, scores in scored:
+        for how, values in areas.items():
+            inputs, special = explained.example.inputs, explained.special_pieces
+            values.append(area(prediction_curve(model, inputs, scores[None], STEPS, how, special)).item())
+    return {how: float(np.mean(values)) for how, values in areas.items()}
 
 
-def fidelity(
-    model, training: list[dict[str, Tensor]], replacement: int | None, sizes: Sequence[float], draws: int
-) -> Callable[[Scored], dict[str, float | None]]:
+def fidelity(model, training: list[dict[str, Tensor]], masks: Masks) -> Callable[[Scored], dict[str, float | None]]:
     """F-Fidelity of scores, on one copy of the model that is tuned on masked inputs."""
-    tuned = tuned_on_masks(model, training, replacement=replacement)
+    tuned = tuned_on_masks(model, training, replacement=masks.replacement)
 
     def measured(scored: Scored) -> dict[str, float | None]:
-        found = []
-        for one, scores in scored:
-            options = {"target": torch.tensor([one.predicted]), "special": one.special_pieces, "progress": False}
-            options |= {"replacement": replacement, "sizes": sizes, "draws": draws}
-            found.append(torch.stack(f_fidelity(tuned, one.example.inputs, scores[None], **options))[:, 0])
-        plus, minus = torch.stack(found).nanmean(0).tolist()  # texts too short for a mask have none
+        falls = []
+        for explained, scores in scored:
+            target, special = torch.tensor([explained.predicted]), explained.special_pieces
+            pair = f_fidelity(tuned, explained.example.inputs, scores[None], target, masks, special)
+            falls.append(torch.stack(pair)[:, 0])
+        plus, minus = torch.stack(falls).nanmean(0).tolist()  # texts too short for a mask have none
         return {"ffid_plus": plus, "ffid_minus": minus}
 
     return measured
@@ -146,17 +150,20 @@ def fidelity(
 
 def randomised(model, examples: Sequence[Explained], methods: Sequence[str]) -> dict[str, dict[str, float]]:
     """By method, the Spearman correlation of scores with those of random weights, and its magnitude, both means."""
-    found: dict[str, list[float]] = defaultdict(list)
+    correlations: dict[str, list[float]] = defaultdict(list)
     for seed in range(RANDOMISATIONS):
         *_, (_, random) = randomised_stages(model, seed)
         for method in methods:
-            for one in examples:
-                pair = [by_word(one, scores_of(each, one, method, one.predicted), method) for each in (model, random)]
+            for explained in examples:
+                pair = [
+                    by_word(explained, scores_of(each, explained, method, explained.predicted), method)
+                    for each in (model, random)
+                ]
                 if all(np.ptp(side) > 0 for side in pair):
-                    found[method].append(spearmanr(*pair).statistic)
+                    correlations[method].append(spearmanr(*pair).statistic)
     return {
         method: {"random_rho": float(np.mean(rhos)), "random_abs": float(np.mean(np.abs(rhos)))}
-        for method, rhos in found.items()
+        for method, rhos in correlations.items()
     }
 
 
@@ -200,18 +207,18 @@ def measured(task: str, folder: Path, options: argparse.Namespace, only: str | N
     model, processor = load(folder)
     training = list(training_batches(task, model, processor, options.data_dir))
     examples = list(examples_of(task, model, processor, options.data_dir, COUNTS[task]))
-    fidelity_of = fidelity(model, training, replacement_of(task, processor), *MASKS[reads_images(model)])
+    fidelity_of = fidelity(model, training, Masks(replacement_of(task, processor), *MASKS[reads_images(model)]))
     rows = []
     methods = [name for name in methods_of(model) if name not in LEFT_OUT.get(task, ())]
     methods = [name for name in methods if only in (None, name)]
     for method in tqdm(methods if only else [*methods, RANDOM], desc=folder.name):
         few = examples[: FAITHFUL.get(task)]
         predicted, seconds = timed_scores(model, few, method)
-        known = {(id(one), one.predicted): scores for one, scores in zip(few, predicted, strict=True)}
+        known = {(id(explained), explained.predicted): scores for explained, scores in zip(few, predicted, strict=True)}
 
-        def support(one: Explained, target: int) -> Tensor:
-            found = known.get((id(one), target))  # noqa: B023
-            return scores_of(model, one, method, target) if found is None else found  # noqa: B023
+        def support(explained: Explained, target: int) -> Tensor:
+            scores = known.get((id(explained), target))  # noqa: B023
+            return scores_of(model, explained, method, target) if scores is None else scores  # noqa: B023
 
         for half, name in enumerate(HALVES):
             row = {"method": method, "half": name} | seconds | of_people(task, examples[half::2], method, support)
@@ -227,10 +234,10 @@ def of_people(
     """Agreement with people, where a task has their labels; `support(example, target)` are scores."""
     if task == "sst2":
         signed = method == RANDOM or METHODS[method].explains_output
-        scored = [(one, support(one, 1)) for one in examples] if signed else []
+        scored = [(explained, support(explained, 1)) for explained in examples] if signed else []
         return agreement(scored, method)
     if task == "movies":
-        return rationales([(one, support(one, one.label)) for one in examples], method)
+        return rationales([(explained, support(explained, explained.label)) for explained in examples], method)
     return {}
 
 
@@ -244,16 +251,16 @@ def training_batches(task: str, model, processor, data_dir: Path) -> Iterator[di
     trained_on = TASKS[task].trained_on or task
     rows = examples_of(trained_on, model, processor, data_dir, MASK_STEPS * MASK_BATCH, "train")
     while batch := list(islice(rows, MASK_BATCH)):
-        inputs = [{name: value[0] for name, value in one.example.inputs.items()} for one in batch]
+        inputs = [{name: value[0] for name, value in explained.example.inputs.items()} for explained in batch]
         if reads_images(model):
-            stacked = {"pixel_values": torch.stack([one["pixel_values"] for one in inputs])}
-            special = torch.cat([one.special_pieces for one in batch])
+            stacked = {"pixel_values": torch.stack([explained["pixel_values"] for explained in inputs])}
+            special = torch.cat([explained.special_pieces for explained in batch])
         else:
             stacked = dict(processor.pad(inputs, return_tensors="pt"))
             length = stacked["input_ids"].shape[1]
-            pieces = [one.special_pieces for one in batch]
+            pieces = [explained.special_pieces for explained in batch]
             special = torch.cat([torch.nn.functional.pad(x, (0, length - x.shape[1]), value=True) for x in pieces])
-        yield stacked | {"labels": torch.tensor([one.label for one in batch]), "special": special}
+        yield stacked | {"labels": torch.tensor([explained.label for explained in batch]), "special": special}
 
 
 if __name__ == "__main__":

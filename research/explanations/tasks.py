@@ -121,7 +121,8 @@ class Explained:
     def special_pieces(self) -> Tensor:
         """Positions that are never deleted, boolean `[1, length]`: special tokens, and [MASK] in place of a verb."""
         special = [
-            own or token == "[MASK]" for own, token in zip(self.example.special, self.example.tokens, strict=True)
+            is_special or token == "[MASK]"
+            for is_special, token in zip(self.example.special, self.example.tokens, strict=True)
         ]
         return torch.tensor(special)[self.example.token_of_piece][None]
 
@@ -168,8 +169,8 @@ def _predicted(model: PreTrainedModel, example: Example) -> int:
 def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:
     """The sentence as model inputs, truncated to `limit` word pieces; None if a word has no piece."""
     example = read_text(tokenizer, segmented(" ".join(words), words), limit)
-    kept = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
-    return example if kept == list(words[: len(kept)]) else None
+    words_read = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
+    return example if words_read == list(words[: len(words_read)]) else None
 
 
 def batches_of(tokenizer, texts: Iterable[str]) -> list[dict[str, Tensor]]:

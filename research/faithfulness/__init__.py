@@ -1,54 +1,38 @@
 """Faithfulness of explanations to the model, and agreement with people: functions, and `evaluate` metrics of them."""
 
-from hf_bidir.common.extras import extra
-
-with extra("explain", "train"):
-    from research.faithfulness.adversarial import Adversary, adversarial_attention
-    from research.faithfulness.agreement import (
-        bootstrap_interval,
-        kendall_tau,
-        kept_rows,
-        rationale_auprc,
-        sign_agreement,
-    )
-    from research.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
-    from research.faithfulness.interventions import (
-        class_probabilities,
-        jensen_shannon,
-        permuted,
-        prediction_changes,
-        randomised,
-        randomised_stages,
-        total_variation,
-    )
-    from research.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
-    from research.faithfulness.metrics import (
-        AttentionDivergence,
-        Comprehensiveness,
-        KendallTau,
-        PredictionChange,
-        RationaleAuprc,
-        SignAgreement,
-        Sufficiency,
-    )
+from research.faithfulness.agreement import bootstrap_interval, kendall_tau, kept_rows, rationale_auprc, sign_agreement
+from research.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
+from research.faithfulness.interventions import (
+    class_probabilities,
+    permuted,
+    prediction_changes,
+    randomised,
+    randomised_stages,
+    total_variation,
+)
+from research.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
+from research.faithfulness.metrics import (
+    Comprehensiveness,
+    KendallTau,
+    PredictionChange,
+    RationaleAuprc,
+    SignAgreement,
+    Sufficiency,
+)
 
 __all__ = [
     "ERASER_SHARES",
-    "Adversary",
-    "AttentionDivergence",
     "Comprehensiveness",
     "KendallTau",
     "PredictionChange",
     "RationaleAuprc",
     "SignAgreement",
     "Sufficiency",
-    "adversarial_attention",
     "area",
     "bootstrap_interval",
     "class_probabilities",
     "comprehensiveness",
     "f_fidelity",
-    "jensen_shannon",
     "kendall_tau",
     "kept_rows",
     "permuted",

@@ -12,7 +12,7 @@ Rows = Sequence[Sequence[float] | np.ndarray]
 
 def kept_rows(scores: Tensor, keep: Tensor) -> list[np.ndarray]:
     """Split padded scores `[batch, length]` into one array per example, without padding."""
-    return [row[kept].float().cpu().numpy() for row, kept in zip(scores.detach(), keep.bool(), strict=True)]
+    return [row[keep_row].float().cpu().numpy() for row, keep_row in zip(scores.detach(), keep.bool(), strict=True)]
 
 
 def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
@@ -47,15 +47,19 @@ def bootstrap_interval(
     return float(interval.low), float(interval.high)
 
 
-def check_rows(first: Rows, second: Rows, one: str = "scores", other: str = "other scores", per: str = "token") -> None:
+def check_rows(
+    first: Rows, second: Rows, name: str = "scores", other_name: str = "other scores", per: str = "token"
+) -> None:
     """Raise ValueError for rows that cannot be compared; the message calls them `one` and `other`."""
     if len(first) != len(second):
-        raise ValueError(f"expected {one} and {other} of the same examples, got {len(first)} and {len(second)}.")
+        raise ValueError(f"expected {name} and {other_name} of the same examples, got {len(first)} and {len(second)}.")
     for index, (a, b) in enumerate(zip(first, second, strict=True)):
         if len(a) != len(b):
-            raise ValueError(f"example {index} has {len(a)} {one} and {len(b)} {other}; expected one each per {per}.")
+            raise ValueError(
+                f"example {index} has {len(a)} {name} and {len(b)} {other_name}; expected one each per {per}."
+            )
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise ValueError(f"example {index} has a number that is NaN or infinite in its {one} or {other}.")
+            raise ValueError(f"example {index} has a number that is NaN or infinite in its {name} or {other_name}.")
 
 
 def rationale_auprc(scores: Rows, marked: Rows) -> np.ndarray:

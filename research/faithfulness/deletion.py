@@ -1,11 +1,10 @@
 """A classifier's probabilities when the tokens ranked first by an explanation are deleted, or the only ones left."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
@@ -25,22 +24,22 @@ ROWS = 64  # inputs that run together
 ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
 
 
-def comprehensiveness(model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor, **options: Any) -> Tensor:
-    """Fall of the target's probability without the tokens ranked first; higher is better.
+def comprehensiveness(model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor) -> Tensor:
+    """Fall of the predicted probability without the tokens ranked first; higher is better.
 
     ERASER (DeYoung et al. 2020, equation 1), the mean over shares of tokens. Arguments and errors as in
-    `prediction_curve` (options: target, special, progress); the result is `[batch]`, in [-1, 1].
+    `prediction_curve`; the result is `[batch]`, in [-1, 1].
     """
-    whole, *reduced = prediction_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
+    whole, *reduced = prediction_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion")
     return whole - torch.stack(reduced).mean(0)
 
 
-def sufficiency(model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor, **options: Any) -> Tensor:
-    """Fall of the target's probability when only the tokens ranked first are left; lower is better.
+def sufficiency(model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor) -> Tensor:
+    """Fall of the predicted probability when only the tokens ranked first are left; lower is better.
 
     ERASER (DeYoung et al. 2020, equation 2); otherwise as `comprehensiveness`.
     """
-    whole, *reduced = prediction_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
+    whole, *reduced = prediction_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion")
     return whole - torch.stack(reduced).mean(0)
 
 
@@ -51,30 +50,21 @@ def prediction_curve(
     scores: Tensor,
     shares: Sequence[float],
     how: Literal["deletion", "insertion"] = "deletion",
-    *,
-    target: Tensor | None = None,
     special: Tensor | None = None,
-    replacement: int | None = None,
-    progress: bool = True,
 ) -> Tensor:
-    """The target's probability as tokens are deleted, or inserted, in the order of their scores.
+    """The probability of the predicted class as tokens are deleted, or inserted, in the order of their scores.
 
-    A word piece is removed from the text, or replaced; a patch is set to 0, mid-grey for
-    the usual normalisation.
+    A word piece is removed from the text; a patch is set to 0, mid-grey for the usual normalisation.
 
     Args:
         model: a bidir classifier.
         inputs: a batch of model inputs, padded on the right.
-        scores: `[batch, length]`, support for the target; the highest is ranked first. For images one per token of the
-            model, class token included, as `token_scores` computes them.
+        scores: `[batch, length]`, support for the prediction; the highest is ranked first. For images one per token of
+            the model, class token included, as `token_scores` computes them.
         shares: shares of the deletable tokens, each in [0, 1]; rounded up, so any share above 0 is at least one token.
         how: "deletion" deletes that share, "insertion" keeps only that share and the special tokens.
-        target: `[batch]`, class indices; by default the class predicted for the whole input.
         special: boolean `[batch, length]`, tokens that are never deleted; by default the token that the output is read
             from and those before an image's patches. For pooling models the token ranked first stays.
-        replacement: the id of the token to put in place of a deleted word piece, such as `tokenizer.mask_token_id`; by
-            default the text becomes shorter.
-        progress: show a progress bar.
 
     Returns:
         `[shares, batch]`. With shares from 0 to 1 in equal steps, `area(…)` is the area under the curve.
@@ -87,25 +77,20 @@ def prediction_curve(
         raise ValueError(f'expected how "deletion" or "insertion" and shares in [0, 1], got {how!r} and {shares}.')
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
-        whole = class_probabilities(model, inputs)
+        predicted = class_probabilities(model, inputs).argmax(-1)
         keep = keep_mask_of(inputs, scores.shape[-1])
         scores = scores.to(keep.device)
         check_scores(scores, keep)
-        target = whole.argmax(-1) if target is None else target.to(whole.device)
         special = special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
         rank, count = ranks(scores, keep & ~special)
-        removals = [_removed(rank, count, share, how) for share in shares]
-        if replacement is None:
-            removals = [_leave_one(removed, keep, rank) for removed in removals]
-        removed = torch.cat(removals) if removals else keep[:0]
+        removed = torch.cat([_leave_one(_removed(rank, count, share, how), keep, rank) for share in shares])
         examples = torch.arange(len(keep), device=keep.device).repeat(len(shares))
-        parts = list(zip(examples.split(ROWS), removed.split(ROWS), strict=True))
-        found = []
-        for own, without in tqdm(parts, desc=how, unit="batch", leave=False, delay=1, disable=not progress):
-            rows = {name: value[own] for name, value in inputs.items()}
-            reduced = without_tokens(model, rows, keep[own], without, replacement)
-            found.append(class_probabilities(model, reduced).gather(1, target[own, None]).squeeze(1))
-    return torch.cat(found).view(len(shares), -1)
+        curve = []
+        for rows, missing in zip(examples.split(ROWS), removed.split(ROWS), strict=True):
+            batch = {name: value[rows] for name, value in inputs.items()}
+            reduced = without_tokens(model, batch, keep[rows], missing)
+            curve.append(class_probabilities(model, reduced).gather(1, predicted[rows, None]).squeeze(1))
+    return torch.cat(curve).view(len(shares), -1)
 
 
 def _removed(rank: Tensor, count: Tensor, share: float, how: str) -> Tensor:

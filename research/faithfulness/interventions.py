@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
@@ -21,29 +20,6 @@ from hf_bidir.modeling.signed_layers import signed_layers
 def total_variation(first: Tensor, second: Tensor) -> Tensor:
     """`½ Σ_c |p_c - q_c|` over all classes, in [0, 1]; `[..., classes]` to `[...]`."""
     return 0.5 * (first - second).abs().sum(-1)
-
-
-def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats, in [0, ln 2]; `[..., outcomes]` to `[...]`.
-
-    The magnitudes of both are first normalised to a sum of 1, so signs are ignored (Jain and Wallace 2019, section
-    4.2.2, for softmax). A row of zeros has divergence 0 from another one and (ln 2) / 2 from any other row.
-    """
-    p, q = _as_distribution(first), _as_distribution(second)
-    middle = (p + q) / 2
-    divergence = 0.5 * (_relative_entropy(p, middle) + _relative_entropy(q, middle))
-    return divergence.clamp_min(0)  # rounding can make it negative for equal rows
-
-
-def _as_distribution(values: Tensor) -> Tensor:
-    magnitudes = upcast(values).abs()
-    total = magnitudes.sum(-1, keepdim=True)
-    return magnitudes / total.masked_fill(total == 0, 1)
-
-
-def _relative_entropy(p: Tensor, q: Tensor) -> Tensor:
-    tiny = torch.finfo(p.dtype).tiny  # makes 0 log 0 and its gradient 0; the gradient of torch.xlogy is NaN
-    return (p * (p.clamp_min(tiny).log() - q.clamp_min(tiny).log())).sum(-1)
 
 
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -89,10 +65,8 @@ def prediction_changes(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     change: Change,
-    *,
     draws: int = 100,
     seed: int = 0,
-    progress: bool = True,
 ) -> Tensor:
     """Change of a classifier's probabilities when the coefficients of every layer are changed.
 
@@ -106,10 +80,8 @@ def prediction_changes(
         `[draws, batch]`: total variation between the class probabilities, in [0, 1].
 
     Raises:
-        ValueError: no draws, a model without classes, and as in `hf_bidir.explain.contributions`.
+        ValueError: a model without classes, and as in `hf_bidir.explain.contributions`.
     """
-    if draws < 1:
-        raise ValueError(f"expected at least one draw, got {draws}.")
     inputs = prepared_inputs(model, inputs)
     generator = torch.Generator(device=model.device).manual_seed(seed)
 
@@ -119,11 +91,11 @@ def prediction_changes(
         return change(coefficients, keep & (coefficients != 0).any(1, keepdim=True), generator)
 
     with in_evaluation(model):
-        before, found = class_probabilities(model, inputs), []
-        for _ in tqdm(range(draws), desc="draws", leave=False, delay=1, disable=not progress):
+        before, variations = class_probabilities(model, inputs), []
+        for _ in range(draws):
             with edited_coefficients(model, changed):
-                found.append(total_variation(class_probabilities(model, inputs), before))
-    return torch.stack(found)
+                variations.append(total_variation(class_probabilities(model, inputs), before))
+    return torch.stack(variations)
 
 
 def class_probabilities(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -176,7 +148,7 @@ def _randomise(weight: Tensor, generator: torch.Generator) -> None:
 def blocks(model: PreTrainedModel) -> list[nn.Module]:
     """For each signed layer the largest entry of a module list with it alone, or the smallest one with several."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    inside = {entry: set(entry.modules()) for found in lists for entry in found}
+    inside = {entry: set(entry.modules()) for entries in lists for entry in entries}
     layers, around = signed_layers(model), {}
     for layer in layers:
         holding = [entry for entry, parts in inside.items() if entry is not layer and layer in parts]

@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
@@ -59,21 +59,32 @@ def tuned_on_masks(
     return tuned.requires_grad_(False).eval()
 
 
+@dataclass(frozen=True)
+class Masks:
+    """How `f_fidelity` masks tokens.
+
+    Attributes:
+        replacement: the token that masks a word piece; patches are masked with 0.
+        sizes: shares of the tokens that count as the explanation; the result is their mean.
+        draws: random masks for each size, which run as one batch.
+        alpha, beta: the share of a part that is masked, and its limit as a share of all tokens.
+    """
+
+    replacement: int | None = None
+    sizes: Sequence[float] = SIZES
+    draws: int = 50
+    alpha: float = ALPHA
+    beta: float = BETA
+
+
 @torch.no_grad()
 def f_fidelity(
     tuned: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     scores: Tensor,
-    *,
     target: Tensor,
+    masks: Masks,
     special: Tensor | None = None,
-    replacement: int | None = None,
-    sizes: Sequence[float] = SIZES,
-    alpha: float = ALPHA,
-    beta: float = BETA,
-    draws: int = 50,
-    seed: int = 0,
-    progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """FFid+ and FFid- of scores (Zheng et al. 2024, "F-Fidelity"), `[batch]` each, in [-1, 1].
 
@@ -87,39 +98,29 @@ def f_fidelity(
         scores: `[batch, length]`, support for the target.
         target: `[batch]`, class indices.
         special: boolean `[batch, length]`, tokens that are never masked; by default as in `prediction_curve`.
-        sizes: shares of the tokens that count as the explanation; the result is their mean.
-        replacement: as in `tuned_on_masks`.
-        alpha, beta: the share of a part that is masked, and its limit as a share of all tokens.
-        draws: random masks for each size, which run as one batch.
-        seed: seed of the masks.
-
-    Raises:
-        ValueError: no draw, sizes outside [0, 1], and as in `prediction_curve`.
 
     Returns:
         NaN where no size leaves a token to mask: `beta N` is below 1, or `alpha n` for every size.
     """
-    if draws < 1 or not sizes or not all(0 <= size <= 1 for size in sizes):
-        raise ValueError(f"expected at least one draw and sizes in [0, 1], got {draws} draws and sizes {sizes}.")
     inputs = prepared_inputs(tuned, inputs)
     with in_evaluation(tuned):
         keep, target = keep_mask_of(inputs, scores.shape[-1]), target.to(tuned.device)
         check_scores(scores.to(keep.device), keep)
         free = keep & ~_special(tuned, inputs, keep, special)
         rank, count = ranks(scores.to(keep.device), free)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         whole = class_probabilities(tuned, inputs).gather(1, target[:, None]).squeeze(1)
-        rows = torch.arange(len(keep), device=keep.device).repeat(draws)
+        rows = torch.arange(len(keep), device=keep.device).repeat(masks.draws)
         repeated = {name: value[rows] for name, value in inputs.items()}
         falls: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for size in tqdm(sizes, desc="F-Fidelity", unit="size", leave=False, delay=1, disable=not progress):
+        for size in masks.sizes:
             top = rank < (size * count.double() - EPSILON).ceil().unsqueeze(1)
-            for part, found in zip((top, free & ~top), falls, strict=True):
-                number = _number(torch.minimum(alpha * part.sum(-1), beta * count))
+            for part, parts in zip((top, free & ~top), falls, strict=True):
+                number = _number(torch.minimum(masks.alpha * part.sum(-1), masks.beta * count))
                 order, _ = ranks(torch.rand(len(rows), keep.shape[1], generator=generator).to(keep.device), part[rows])
-                masked = without_tokens(tuned, repeated, keep[rows], order < number[rows], replacement)
-                after = class_probabilities(tuned, masked).gather(1, target[rows, None]).view(draws, -1).mean(0)
-                found.append((whole - after).masked_fill(number[:, 0] == 0, torch.nan))
+                masked = without_tokens(tuned, repeated, keep[rows], order < number[rows], masks.replacement)
+                after = class_probabilities(tuned, masked).gather(1, target[rows, None]).view(masks.draws, -1).mean(0)
+                parts.append((whole - after).masked_fill(number[:, 0] == 0, torch.nan))
     return torch.stack(falls[0]).nanmean(0), torch.stack(falls[1]).nanmean(0)
 
 
@@ -129,9 +130,9 @@ def _number(tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _special(model: PreTrainedModel, inputs: dict[str, Tensor], keep: Tensor, given: Tensor | None) -> Tensor:
+def _special(model: PreTrainedModel, inputs: dict[str, Tensor], keep: Tensor, special: Tensor | None) -> Tensor:
     with in_evaluation(model):
-        return special_tokens(model, inputs, keep) if given is None else given.to(keep.device)
+        return special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
 
 
 def _keep(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:

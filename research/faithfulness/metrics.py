@@ -19,7 +19,7 @@ import torch
 from datasets import Features, List, Value
 
 from research.faithfulness.agreement import bootstrap_interval, check_rows, kendall_tau, rationale_auprc, sign_agreement
-from research.faithfulness.interventions import jensen_shannon, total_variation
+from research.faithfulness.interventions import total_variation
 
 
 def prediction_change(after: list, before: list) -> np.ndarray:
@@ -31,12 +31,6 @@ def prediction_change(after: list, before: list) -> np.ndarray:
     return total_variation(torch.tensor(after), torch.tensor(before)).numpy()
 
 
-def attention_divergence(first: list, second: list) -> np.ndarray:
-    """Jensen-Shannon divergence between the magnitudes of two rows of coefficients, normalised, in nats."""
-    check_rows(first, second, "coefficients", "other coefficients")
-    return np.array([float(jensen_shannon(*map(torch.tensor, pair))) for pair in zip(first, second, strict=True)])
-
-
 def probability_fall(reduced: list, whole: list) -> np.ndarray:
     """Fall of the predicted probability from whole inputs to reduced ones, mean over shares of tokens."""
     return np.array([before - np.mean(after) for after, before in zip(reduced, whole, strict=True)])
@@ -46,7 +40,6 @@ ROW, NUMBER = List(Value("float64")), Value("float64")
 MEASURES: dict[str, tuple[Callable, Any]] = {  # and the features of the references
     "kendall_tau": (kendall_tau, ROW),
     "prediction_change": (prediction_change, ROW),
-    "attention_divergence": (attention_divergence, ROW),
     "comprehensiveness": (probability_fall, NUMBER),
     "sufficiency": (probability_fall, NUMBER),
     "rationale_auprc": (rationale_auprc, ROW),
@@ -81,7 +74,6 @@ class Faithfulness(evaluate.Metric):
 
 KendallTau = partial(Faithfulness, "kendall_tau")
 PredictionChange = partial(Faithfulness, "prediction_change")
-AttentionDivergence = partial(Faithfulness, "attention_divergence")
 Comprehensiveness = partial(Faithfulness, "comprehensiveness")
 Sufficiency = partial(Faithfulness, "sufficiency")
 RationaleAuprc = partial(Faithfulness, "rationale_auprc")

@@ -16,12 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.measure import command_line, run_grid
-from benchmarks.real_weights import CACHE, load
 from benchmarks.runs import listing
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
 from hf_bidir.checkpoints.reading import open_checkpoint
-from research.healing.trials import TEXTS, blocks_of, perplexities
+from research.healing.trials import MODEL, TEXTS, blocks_of, opened, perplexities
 from research.language_models.run import looked_into, quantised
 
 FILE = Path(__file__).with_name("results") / "healed.csv"
@@ -40,10 +39,10 @@ COLUMNS = {  # of the table: heading and format
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--model", default=MODEL, help="the softmax model, a folder or a name on the Hub")
     parser.add_argument("--healed", type=Path, nargs="*", default=[], help="folders of healed models")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
     options = parser.parse_args()
-    teacher, tokenizer = load("smollm2", options.cache)
+    teacher, tokenizer = opened(options.model)
     teacher = signed(teacher, 0.0)
     files = {kind: options.data_dir / f"{folder}/test.parquet" for kind, folder in TEXTS.items()}
     blocks = {kind: blocks_of(tokenizer, file, HELD_OUT, BLOCK) for kind, file in files.items()}
@@ -51,11 +50,11 @@ def main() -> None:
     healed = {folder.name: folder for folder in options.healed}
 
     def run(model: str) -> tuple[dict[str, Any], list[Path]]:
-        opened = teacher if model in softmax else open_checkpoint(healed[model]).model(torch.float32)
+        chosen = teacher if model in softmax else open_checkpoint(healed[model]).model(torch.float32)
         temperature = softmax.get(model, 1.0)
         if temperature != 1:
-            return perplexities(opened, blocks, temperature), [*files.values()]
-        return measured(opened, blocks), [*files.values()]
+            return perplexities(chosen, blocks, temperature), [*files.values()]
+        return measured(chosen, blocks), [*files.values()]
 
     run_grid(FILE, [{"model": name} for name in (*softmax, *healed)], run)
 
@@ -65,10 +64,10 @@ def measured(model: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, flo
     """A row: perplexities; without negative coefficients; with weights and inputs of linear layers in few bits; and
     over a few blocks the share of negative coefficients over 0.001, that of the first token in the sum of magnitudes,
     and the largest magnitude of a hidden state."""
-    found = perplexities(model, blocks)
+    numbers = perplexities(model, blocks)
 
     def add(ending: str, measure: Callable[[], dict[str, float]]) -> None:
-        found.update({f"{kind}_{ending}": value for kind, value in measure().items()})
+        numbers.update({f"{kind}_{ending}": value for kind, value in measure().items()})
 
     with without_negatives(model):
         add("without", lambda: perplexities(model, blocks))
@@ -77,7 +76,7 @@ def measured(model: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, flo
     few = torch.cat([texts[:LOOKED_AT] for texts in blocks.values()])
     coefficients, states = looked_into(model, few)
     sizes = torch.stack(coefficients).abs()[..., 1:, :]
-    return found | {
+    return numbers | {
         "negative_share": negative_share(model, [{"input_ids": few}]) or 0.0,
         "first_share": (sizes[..., 0] / sizes.sum(-1).clamp_min(1e-12)).mean().item(),
         "largest": max(layer.abs().max().item() for layer in states),

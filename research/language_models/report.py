@@ -5,7 +5,6 @@
 Draws the losses during training. `make tables` makes the tables.
 """
 
-from collections.abc import Collection
 from itertools import product
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from pandas import DataFrame
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from benchmarks.seeds import TESTED, holm
 from hf_bidir.common.files import save_figure
-from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
+from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate
 from research.runs import command_line
 
-SEEDS = 3
 RATES = (0.001, 0.002, 0.004, 0.008)
 RATE_HEADER = ("rate 0.001", *map(str, RATES[1:]))
 COLUMNS = {  # of the tables: heading and digits
@@ -39,34 +37,18 @@ def main() -> None:
     print(f"saved: {file}")
 
 
-def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[str, str]] = ()) -> str:
-    """Each attention at its best learning rate over seeds, or at every learning rate with seed 0.
-
-    `single` are size and attention of the rows that have one seed at the best rate; the others have `SEEDS`.
-    """
+def table(runs: DataFrame) -> str:
+    """Each attention at its best learning rate, over seeds; losses are compared with those of softmax."""
     runs = where(runs, tokens=TOKENS)
-    rows = {}  # by size, attention and rate
-    for size, arm in arms_of(runs):
-        for rate in rates_of(runs, size, arm) if every_rate else [best_rate(runs, size, arm)]:
-            seed = {"seed": 0} if every_rate else {}
-            rows[size, arm, rate] = where(runs, size=size, arm=arm, rate=rate, **seed)
-    seeds = {", ".join(map(str, row)): 1 if every_rate or row[:2] in single else SEEDS for row in rows}
-    check_runs(pd.concat([of.assign(row=row) for row, of in zip(seeds, rows.values(), strict=True)]), ["row"], seeds)
-    tests = {}  # the loss minus that of softmax, each at its best rate
-    for size, arm, rate in () if every_rate else rows:
-        if arm != "softmax":
-            tests[size, arm, rate] = comparison(*(at_best_rate(runs, size, one) for one in (arm, "softmax")), "loss")
-    tests = holm(tests)
-    lines = [
-        [
-            *(size, arm, "" if every_rate else str(len(rates_of(runs, size, arm))), f"{rate:g}"),
-            *("" if every_rate else str(len(of)), spread(of, "loss", digits=3)),
-            *(tests[size, arm, rate].cells(3) if (size, arm, rate) in tests else [""] * len(TESTED)),
-            *(spread(of, column, digits=digits) for column, (_, digits) in COLUMNS.items()),
-        ]
-        for (size, arm, rate), of in rows.items()
-    ]
-    header = ["size", "attention", "rates", "rate", "seeds", "loss", *TESTED]
+    best = {(size, arm): at_best_rate(runs, size, arm) for size, arm in arms_of(runs)}
+    check_runs(pd.concat(best.values()), ["size", "arm"], 1)
+    tests = holm({pair: comparison(rows, best[pair[0], "softmax"], "loss") for pair, rows in best.items()})
+    lines = []
+    for (size, arm), rows in best.items():
+        compared = [""] * len(TESTED) if arm == "softmax" else tests[size, arm].cells(3)
+        first = [size, arm, f"{rows['rate'].iloc[0]:g}", str(len(rows)), spread(rows, "loss", digits=3), *compared]
+        lines.append(first + [spread(rows, column, digits=digits) for column, (_, digits) in COLUMNS.items()])
+    header = ["size", "attention", "rate", "seeds", "loss", *TESTED]
     return markdown([*header, *(heading for heading, _ in COLUMNS.values())], lines)
 
 
@@ -96,9 +78,9 @@ def controls(runs: DataFrame) -> str:
 def _by_rate(runs: DataFrame, size: str, arm: str, column: str, digits: int) -> list[str]:
     runs, cells = where(runs, tokens=TOKENS, size=size, arm=arm, seed=0), []
     for rate in RATES:
-        found = where(runs, rate=rate)[column]
+        values = where(runs, rate=rate)[column]
         bold = "**" if rate == best_rate(runs, size, arm) else ""
-        cells.append(f"{bold}{found.item():.{digits}f}{bold}" if len(found) else "")
+        cells.append(f"{bold}{values.item():.{digits}f}{bold}" if len(values) else "")
     return cells
 
 

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/language-model"), help="where unfinished runs are kept")
     options = parser.parse_args()
     register_controls()
-    run_grid(FILE, pending(options), partial(trained, options.data_dir, options.runs))
+    run_grid(FILE, pending(options), partial(trained, options))
 
 
 def register_controls() -> None:
@@ -93,8 +93,8 @@ def off_by_one(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Ten
 
 def centred(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
     """Softmax minus its mean over the kept keys: sums are 0; those of TanhMax are close to 0 at the start."""
-    kept = torch.ones_like(scores) if keep is None else keep.expand_as(scores).to(scores.dtype)
-    return softmax(scores, keep, dim) - kept / kept.sum(dim, keepdim=True).clamp_min(1)
+    counted = torch.ones_like(scores) if keep is None else keep.expand_as(scores).to(scores.dtype)
+    return softmax(scores, keep, dim) - counted / counted.sum(dim, keepdim=True).clamp_min(1)
 
 
 def pending(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -127,17 +127,17 @@ def rates_of(runs: DataFrame, size: str, arm: str) -> list[float]:
 
 
 def trained(
-    data_dir: Path, runs: Path, size: str, arm: str, rate: float, seed: int, tokens: int
+    options: argparse.Namespace, size: str, arm: str, rate: float, seed: int, tokens: int
 ) -> tuple[dict[str, Any], list[Path]]:
     """Train one model, measure it, and remove its folder."""
     steps = round(tokens / (BATCH * BLOCK))
-    folder = runs / f"{size}-{arm}-{rate:g}-{seed}-{steps}".replace(" ", "").replace("/", "over")
-    files = [data_dir / f"imdb/{split}.parquet" for split in ("train", "test")]
-    given = SIZES[size] | ARMS[arm] | {"learning_rate": rate, "seed": seed, "max_steps": steps}
-    given |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
-    given |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
-    given |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1}
-    train("causal_lm", given | {"train_file": [str(files[0])], "validation_file": [str(files[1])]}, folder)
+    folder = options.runs / f"{size}-{arm}-{rate:g}-{seed}-{steps}".replace(" ", "").replace("/", "over")
+    files = [options.data_dir / f"imdb/{split}.parquet" for split in ("train", "test")]
+    settings = SIZES[size] | ARMS[arm] | {"learning_rate": rate, "seed": seed, "max_steps": steps}
+    settings |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
+    settings |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
+    settings |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1}
+    train("causal_lm", settings | {"train_file": [str(files[0])], "validation_file": [str(files[1])]}, folder)
     history = read_json(folder / f"checkpoint-{steps}/trainer_state.json")["log_history"]
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
     row = {f"curve_{percent}": loss for percent, loss in zip(CURVE_POINTS, losses, strict=True)}
@@ -157,7 +157,9 @@ def measured(folder: Path, file: str) -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "loss": mean_loss(model, blocks),
         "largest": max(layer.abs().max().item() for layer in states),
-        "kurtosis": float(np.mean([stats.kurtosis(one.flatten().double().numpy(), fisher=False) for one in states])),
+        "kurtosis": float(
+            np.mean([stats.kurtosis(layer.flatten().double().numpy(), fisher=False) for layer in states])
+        ),
         "first_share": (sizes[..., 1:, 0] / sizes[..., 1:, :].sum(-1).clamp_min(1e-12)).mean().item(),
         "negative_share": negative.mean().item(),
         **{f"loss_{bits}_bits": mean_loss(quantised(model, bits), blocks) for bits in BITS},

@@ -25,12 +25,12 @@ def draw_coefficients(name: str, run: Path, picture: Path) -> None:
     model, tokenizer = load_checkpoint(run)
     caption = f"{name}: coefficients of TanhMax; their common sign is arbitrary."
     if name not in CLASSIFIERS:
-        found = explain(model, tokenizer, NUMBERS if name == "sorting" else DAY)
-        generated = (" " if name == "sorting" else "").join(token for token in found.written if token != "[EOS]")
+        alignment = explain(model, tokenizer, NUMBERS if name == "sorting" else DAY)
+        generated = (" " if name == "sorting" else "").join(token for token in alignment.written if token != "[EOS]")
         target = "5 7 7 18 42 60 71 93" if name == "sorting" else "1998-03-05"
         caption += f" Generated: {generated} ({'correct' if generated == target else f'wrong; correct: {target}'})."
-        unit, scores = [*found.scores.items()][-1]  # the coefficients
-        figure = score_grid(scores, found.written, found.source, unit=unit, caption=caption)
+        unit, scores = [*alignment.scores.items()][-1]  # the coefficients
+        figure = score_grid(scores, alignment.written, alignment.source, unit=unit, caption=caption)
     else:
         example = read_text(tokenizer, MIXED, model.config.max_position_embeddings)
         _, layers = record_coefficients(model, example.inputs)
@@ -81,8 +81,8 @@ def draw_lengths(runs: DataFrame, lengths: Mapping[str, int], picture: Path) -> 
     for panel, name in zip(figure.subplots(1, len(data), sharey=True), data, strict=True):
         tasks = {task: length for task, length in lengths.items() if task.startswith(name)}
         for activation, label in (("tanhmax", "TanhMax"), ("softmax", "softmax"), ("none", "no attention")):
-            found = [100 * where(runs, task=task, activation=activation)["score"] for task in tasks]
-            middle, deviation = [one.mean() for one in found], [one.std() for one in found]
+            scores = [100 * where(runs, task=task, activation=activation)["score"] for task in tasks]
+            middle, deviation = [seeds.mean() for seeds in scores], [seeds.std() for seeds in scores]
             panel.errorbar([*tasks.values()], middle, deviation, marker="o", capsize=2, label=label)
         panel.set(title=name, xlabel="words of the source", xticks=[*tasks.values()], ylim=(-3, 103))
     figure.axes[0].set_ylabel("exact match in percent")

@@ -66,16 +66,16 @@ def trained(
     folder = runs / f"{data}-{selection}-{activation}-{seed}"
     if data == "synthetic":
         files = write_splits(SETS["small"].split(), runs / "synthetic")
-        given = SETTINGS | {"attn_selection": selection, "attn_activation": activation}
+        settings = SETTINGS | {"attn_selection": selection, "attn_activation": activation}
     else:
         place, names = FILES[data]
         files = {split: data_dir / place / f"{file}.parquet" for split, file in names.items()}
-        given = recipe(f"{RECIPES[data]}-{activation}")
+        settings = recipe(f"{RECIPES[data]}-{activation}")
         options = {f"{split}_file": str(file) for split, file in files.items()}
-        options["validation_share"] = given.get("validation_share", 0.1)
+        options["validation_share"] = settings.get("validation_share", 0.1)
         files = files_without_repeats(TextDataArguments(**options), runs / "data" / data)
-    given |= {f"{split}_file": file for split, file in files.items()} | {"seed": seed}
-    results = train("recurrent", given, folder)
+    settings |= {f"{split}_file": file for split, file in files.items()} | {"seed": seed}
+    results = train("recurrent", settings, folder)
     row = {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
     row["worst_recall"] = min(value for name, value in results.items() if name.startswith("test_recall_"))
     row |= {"epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
@@ -88,10 +88,10 @@ def table(runs: DataFrame, seeds: int) -> str:
     check_runs(runs, [*by, "activation"], seeds)
     compared = comparisons(runs, by, "activation", PAIR, {"accuracy": 100})
     rows = []
-    for (data, selection, _), one in compared.items():
+    for (data, selection, _), test in compared.items():
         pair = [where(runs, data=data, selection=selection, activation=activation) for activation in PAIR]
         accuracies, recalls = ([spread(of, column, 100) for of in pair] for column in ("accuracy", "worst_recall"))
-        rows.append([data, selection, str(len(pair[0])), *accuracies, *one.cells(), *recalls])
+        rows.append([data, selection, str(len(pair[0])), *accuracies, *test.cells(), *recalls])
     header = ["data", "selection", "seeds", "TanhMax", "softmax", *TESTED]
     return markdown([*header, "worst recall, TanhMax", "worst recall, softmax"], rows)
 

@@ -22,13 +22,13 @@ def compared(runs: DataFrame, table: str) -> dict[tuple[str, str], Comparison]:
     check_runs(runs, KEY[:3], SEEDS)
     runs = runs[runs["task"].isin(TABLES[table]) & (runs["mechanism"] != NO_ATTENTION)]
     tests = comparisons(runs, ["task", "mechanism"], "activation", PAIR, {"score": 100})
-    return {(task, mechanism): one for (task, mechanism, _), one in tests.items()}
+    return {(task, mechanism): test for (task, mechanism, _), test in tests.items()}
 
 
 def activations(runs: DataFrame, table: str) -> str:
     """TanhMax and softmax in a table of `TABLES`."""
     tests, rows = compared(runs, table), []
-    for task, mechanism in ((name, one) for name in TABLES[table] for one in MECHANISMS[name]):
+    for task, mechanism in ((name, mechanism) for name in TABLES[table] for mechanism in MECHANISMS[name]):
         pair = [where(runs, task=task, mechanism=mechanism, activation=activation) for activation in PAIR]
         cells = [spread(of, "score", 100) for of in pair] + tests[task, mechanism].cells()
         rows.append([task, mechanism, _options(mechanism, MECHANISMS[task][mechanism]), *cells])
@@ -39,8 +39,8 @@ def lengths(runs: DataFrame) -> str:
     """TanhMax, softmax and no attention by the length of the source."""
     tests, rows = compared(runs, "lengths"), []
     for task, length in LONGER.items():
-        found = [where(runs, task=task, activation=one) for one in (*PAIR, "none")]
-        scores = [spread(of, "score", 100) for of in found]
+        variants = [where(runs, task=task, activation=name) for name in (*PAIR, "none")]
+        scores = [spread(seeds, "score", 100) for seeds in variants]
         rows.append([task.split("-")[0], str(length), *scores, *tests[task, "general"].cells()])
     return markdown(["task", "words", "TanhMax", "softmax", NO_ATTENTION, *TESTED], rows)
 
@@ -50,15 +50,15 @@ def gains(runs: DataFrame) -> str:
     check_runs(runs, KEY[:3], SEEDS)
     tests = {}
     for task, activation in product(LONGER, PAIR):
-        pair = [where(runs, task=task, activation=one) for one in (activation, "none")]
-        if found := comparison(*pair, "score", 100):
-            tests[task, activation] = found
-    rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in holm(tests).items()]
+        pair = [where(runs, task=task, activation=name) for name in (activation, "none")]
+        if test := comparison(*pair, "score", 100):
+            tests[task, activation] = test
+    rows = [[*task.split("-"), activation, *test.cells()] for (task, activation), test in holm(tests).items()]
     return markdown(["task", "words", "activation", *TESTED], rows)
 
 
 def _options(mechanism: str, changed: dict[str, object]) -> str:
     if mechanism == "window":
         return "a BERT of three layers, `--attn_scope window --attn_window 4`"
-    given = [f"--{name}" if value is True else f"--{name} {value}" for name, value in changed.items()]
-    return f"`{' '.join(given)}`" if given else ""
+    options = [f"--{name}" if value is True else f"--{name} {value}" for name, value in changed.items()]
+    return f"`{' '.join(options)}`" if options else ""

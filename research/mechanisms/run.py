@@ -36,9 +36,9 @@ LONGER = {f"{data}-{length}": length for data in ("sorting", "dates") for length
 
 def _mechanisms() -> dict[str, dict[str, dict[str, Any]]]:
     """The changed options by task and mechanism."""
-    found = yaml.safe_load(RECIPES.read_text(encoding="utf-8"))
-    longer = found.pop("longer")
-    return found | dict.fromkeys(LONGER, longer) | {"fashion-mnist": found["digits"]}
+    tasks = yaml.safe_load(RECIPES.read_text(encoding="utf-8"))
+    longer = tasks.pop("longer")
+    return tasks | dict.fromkeys(LONGER, longer) | {"fashion-mnist": tasks["digits"]}
 
 
 MECHANISMS = _mechanisms()

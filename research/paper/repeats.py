@@ -3,11 +3,11 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from datasets import Dataset
 from scipy.sparse import csr_matrix, triu
 
 from hf_bidir.finetune.arguments import TextDataArguments
@@ -15,65 +15,31 @@ from hf_bidir.finetune.data.text_data import read_texts
 from research.synthetic import write_splits
 
 BEGINNING = 100  # characters
-COMMON = 100  # texts
-SAME_BEGINNING, SHARED_WORDS = f"same first {BEGINNING} characters", "shared word 8-grams"
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """The rows of one split that repeat another text.
-
-    Attributes:
-        kept: the rows that repeat no text of an earlier split.
-        removed: the number of the other rows by reason; with both reasons a row counts as `SAME_BEGINNING`.
-        duplicates: the number of rows that repeat an earlier row of the same split.
-    """
-
-    kept: list[int]
-    removed: dict[str, int]
-    duplicates: int
+COMMON, SHARE = 100, 0.5  # texts; part of the 8-grams
 
 
 def files_without_repeats(data: TextDataArguments, folder: Path) -> dict[str, Path]:
     """Write the splits of `data`, without texts that repeat one of an earlier split, as parquet files in `folder`."""
-    splits = dict(read_texts(data))
-    for name, repeats in find_repeats({name: split["text"][:] for name, split in splits.items()}).items():
-        splits[name] = splits[name].select(repeats.kept)
-    return write_splits(splits, folder)
+    return write_splits(without_repeats(dict(read_texts(data))), folder)
 
 
-def find_repeats(splits: Mapping[str, Sequence[str]], share: float = 0.5) -> dict[str, Repeats]:
-    """Find the texts that repeat a text of an earlier split, or an earlier text of their own split.
+def without_repeats(splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """The splits, in their order, without the texts that repeat a text of an earlier one.
 
     A text repeats another one if their first 100 characters are equal, in lower case and with single spaces, or if
     they share at least half of the different word 8-grams of the one that has fewer: most of that text is then in the
     other one. 8-grams of more than 100 texts belong to a template and do not count as shared; this also bounds the
     number of compared pairs, so the time grows with the number of words. Texts of fewer than 8 words have no 8-grams;
     up to 100 characters they are compared as a whole.
-
-    Args:
-        splits: the texts of every split; the earliest split (train) comes first.
-        share: the share of 8-grams from which on a text repeats another one.
     """
-    texts = [text for split in splits.values() for text in split]
+    texts = [text for rows in splits.values() for text in rows["text"][:]]
     split = np.repeat(np.arange(len(splits)), [len(rows) for rows in splits.values()])
-    repeated = {reason: np.zeros(len(texts), bool) for reason in (SAME_BEGINNING, SHARED_WORDS)}
-    duplicate = np.zeros(len(texts), bool)
-    for rows, (later, earlier) in (
-        (repeated[SAME_BEGINNING], _same_beginning(texts)),
-        (repeated[SHARED_WORDS], _shared_words(texts, share)),
-    ):
-        rows[later[split[earlier] < split[later]]] = True
-        duplicate[later[split[earlier] == split[later]]] = True
-    repeated[SHARED_WORDS] &= ~repeated[SAME_BEGINNING]
-    kept = ~np.any(list(repeated.values()), axis=0)
+    repeated = np.zeros(len(texts), bool)
+    for later, earlier in (_same_beginning(texts), _shared_words(texts)):
+        repeated[later[split[earlier] < split[later]]] = True
     return {
-        name: Repeats(
-            kept=np.flatnonzero(kept[split == index]).tolist(),
-            removed={reason: int(rows[split == index].sum()) for reason, rows in repeated.items()},
-            duplicates=int(duplicate[split == index].sum()),
-        )
-        for index, name in enumerate(splits)
+        name: rows.select(np.flatnonzero(~repeated[split == index]))
+        for index, (name, rows) in enumerate(splits.items())
     }
 
 
@@ -86,13 +52,13 @@ def _same_beginning(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return np.tile(later, 2), pairs[["first", "last"]].to_numpy(int).ravel("F")
 
 
-def _shared_words(texts: Sequence[str], share: float) -> tuple[np.ndarray, np.ndarray]:
+def _shared_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of a row and an earlier one that share enough 8-grams."""
     grams = _word_grams(texts)
-    own, spread = (grams.getnnz(axis) for axis in (1, 0))
+    lengths, spread = (grams.getnnz(axis) for axis in (1, 0))
     comparable = grams[:, (spread > 1) & (spread <= COMMON)]
     shared = triu(comparable @ comparable.T, k=1).tocoo()
-    enough = shared.data >= share * np.minimum(own[shared.row], own[shared.col])
+    enough = shared.data >= SHARE * np.minimum(lengths[shared.row], lengths[shared.col])
     return shared.col[enough], shared.row[enough]
 
 
@@ -100,7 +66,7 @@ def _word_grams(texts: Sequence[str]) -> csr_matrix:
     """A sparse matrix [texts, different word 8-grams] with a 1 for every 8-gram of a text."""
     numbers: defaultdict[str, int] = defaultdict(lambda: len(numbers))
     words = [np.fromiter((numbers[word] for word in re.findall(r"\w+", text.lower())), np.int64) for text in texts]
-    row, grams = np.repeat(range(len(texts)), [len(one) for one in words]), np.concatenate(words)
+    row, grams = np.repeat(range(len(texts)), [len(numbered) for numbered in words]), np.concatenate(words)
     for step in (1, 2, 4):  # two adjacent n-grams become a 2n-gram; equal ones get the same number
         grams = pd.factorize(grams[:-step] * len(row) + grams[step:])[0]
     inside = row[:-7] == row[7:]  # not across two texts

@@ -2,12 +2,9 @@
 
 from research.rank_collapse.measures import (
     STACKS,
-    WITHOUT_NORM,
     Stack,
     bare_attention,
-    layer_residuals,
     layer_states,
-    path_residuals,
     path_states,
     relative_residual,
     stable_rank,
@@ -16,12 +13,9 @@ from research.rank_collapse.measures import (
 
 __all__ = [
     "STACKS",
-    "WITHOUT_NORM",
     "Stack",
     "bare_attention",
-    "layer_residuals",
     "layer_states",
-    "path_residuals",
     "path_states",
     "relative_residual",
     "stable_rank",

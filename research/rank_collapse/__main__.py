@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pandas import DataFrame
-from transformers.utils import logging
 
+from hf_bidir.checkpoints.examples import example_inputs
+from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.errors import InputError
-from research.rank_collapse.report import draw, measure_checkpoint, text_table
+from hf_bidir.explain import load_checkpoint
+from research.rank_collapse.report import draw, measured
 from research.runs import command_line
 
 
@@ -25,23 +27,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.prog = "python -m research.rank_collapse"
     parser.add_argument("checkpoint", help="folder, Hub name or timm:NAME of a signed or softmax model")
     parser.add_argument("--texts", type=Path, help="one text per line to measure on; by default random input")
-    parser.add_argument("--paths", type=int, default=100, help="number of random paths of each length; default: 100")
-    output = Path("rank-collapse.png")
-    parser.add_argument("--output", type=Path, default=output, help="figure; the suffix sets the format")
+    parser.add_argument("--output", type=Path, default=Path("rank-collapse.png"), help="figure")
     options = parser.parse_args(argv)
-    if options.paths < 1:
-        parser.error(f"expected --paths of at least 1; got {options.paths}")
-    logging.disable_progress_bar()  # for loading the weights
-    try:
-        lines = options.texts and [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line]
-        if options.texts and not lines:
-            raise ValueError(f"expected one text per line in {options.texts}; the file is empty.")
-        measured = measure_checkpoint(options.checkpoint, lines, options.paths)
-    except (ValueError, OSError) as error:
-        raise InputError(str(error)) from error
-    model = {"input": "random input" if lines is None else options.texts.name, "model": Path(options.checkpoint).name}
-    draw(DataFrame(measured).assign(**model), options.output)
-    print(text_table(measured))
+    model, processor = load_checkpoint(options.checkpoint)
+    model = getattr(model, "transformer", model)  # without the pooling of a sentence encoder
+    if options.texts:
+        lines = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line]
+        if not lines:
+            raise InputError(f"expected one text per line in {options.texts}; the file is empty")
+        limit = min(longest_text(model) or 512, 512)
+        inputs = dict(processor(lines, padding=True, truncation=True, max_length=limit, return_tensors="pt"))
+    else:
+        inputs = example_inputs(model)
+    rows = DataFrame(measured(model, inputs))
+    name = {"input": options.texts.name if options.texts else "random input", "model": Path(options.checkpoint).name}
+    draw(rows.assign(**name), options.output)
+    residuals = rows.set_index("stack").filter(like="residual_")
+    print(residuals.T.to_string(float_format="{:.1e}".format))
     print(f"Saved: {options.output}")
 
 

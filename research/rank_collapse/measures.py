@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
@@ -21,7 +20,6 @@ class Stack:
 
     skip: bool
     mlp: bool
-    norm: bool = True  # layer normalisation
 
 
 STACKS = {
@@ -29,11 +27,6 @@ STACKS = {
     "with skip connections": Stack(skip=True, mlp=False),
     "with MLP": Stack(skip=False, mlp=True),
     "with both": Stack(skip=True, mlp=True),
-}
-# Not among STACKS: the states of a new TanhMax model, whose coefficients are about s / N, vanish in a few such layers.
-WITHOUT_NORM = {
-    "attention only, no layer norm": Stack(skip=False, mlp=False, norm=False),
-    "with both, no layer norm": Stack(skip=True, mlp=True, norm=False),
 }
 
 
@@ -72,15 +65,6 @@ def _norm(matrix: Tensor) -> Tensor:
     return (magnitudes.sum(-2).amax(-1) * magnitudes.sum(-1).amax(-1)).sqrt()
 
 
-def layer_residuals(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> Tensor:
-    """The relative residual of the tokens before the first layer and after every layer, `[layers + 1, batch]`.
-
-    Arguments and errors as in `layer_states`. Residuals below 1e-7 need double precision: `model.double()`.
-    """
-    states, keep = layer_states(model, inputs, stack)
-    return relative_residual(states, keep)
-
-
 @torch.no_grad()
 def layer_states(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> tuple[Tensor, Tensor]:
     """The input of the first layer and the output of every layer, with only some parts of the layers.
@@ -105,68 +89,31 @@ def layer_states(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: St
 
 def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The layers of a BERT, ViT or DeiT, from the bottom up; ValueError for other models."""
-    found = [module for module in model.modules() if type(module).__name__ in ("BertLayer", "ViTLayer", "DeiTLayer")]
-    if not found:
+    layers = [module for module in model.modules() if type(module).__name__ in ("BertLayer", "ViTLayer", "DeiTLayer")]
+    if not layers:
         raise ValueError(
             f"expected a BERT, ViT or DeiT; got {type(model).__name__}. Other models cannot be split into parts."
         )
-    return found
+    return layers
 
 
 def _step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
     if type(layer).__name__ == "BertLayer":  # normalises after the skip connection, also where that is removed
 
         def half(output: nn.Module, changed: Tensor, states: Tensor) -> Tensor:
-            mixed = output.dense(changed) + (states if stack.skip else 0)
-            return output.LayerNorm(mixed) if stack.norm else mixed
+            return output.LayerNorm(output.dense(changed) + (states if stack.skip else 0))
 
         mixed = half(layer.attention.output, layer.attention.self(states, keep)[0], states)
         return half(layer.output, layer.intermediate(mixed), mixed) if stack.mlp else mixed
     # a ViT normalises the inputs of attention and MLP, not their outputs
-    before, after = (layer.layernorm_before, layer.layernorm_after) if stack.norm else (nn.Identity(), nn.Identity())
-    mixed = layer.attention(before(states))
+    mixed = layer.attention(layer.layernorm_before(states))
     mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # from transformers 5 on, with the coefficients
     mixed = mixed + states if stack.skip else mixed
     if not stack.mlp:
         return mixed
-    normalised = after(mixed)
+    normalised = layer.layernorm_after(mixed)
     changed = layer.mlp(normalised) if hasattr(layer, "mlp") else layer.output.dense(layer.intermediate(normalised))
     return changed + mixed if stack.skip else changed
-
-
-@torch.no_grad()
-def path_residuals(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], *, paths: int = 100, seed: int = 0, progress: bool = True
-) -> Tensor:
-    """The relative residual at the end of random paths through the network, by the number of heads on the path.
-
-    Without MLP and normalisation a stack is a sum over paths, which in every layer pass through one head or skip the
-    layer: `A_k ... A_1 X W_1 ... W_k` (Dong et al. 2021, section 2.2: skip connections help because short paths keep
-    their rank). `A` are the coefficients of the whole model on this input, `W = W_v W_o` of a head; biases are left
-    out. For a model with MLP and normalisation the paths do not sum to the output; for one from `bare_attention` they
-    do (`path_states`).
-
-    Returns:
-        `[layers + 1, paths]`, the mean over the batch for random paths through 0, 1, ... heads.
-    """
-    inputs = prepared_inputs(model, inputs)
-    transformer_layers(model)  # raises for models whose layers are not sequential
-    generator = torch.Generator().manual_seed(seed)
-    outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
-    states, keep = outputs.hidden_states[0], keep_mask_of(inputs, outputs.hidden_states[0].shape[1])
-    maps = [head_maps(layer) for layer in projections(model)]
-    depth, heads = len(coefficients), coefficients[0].shape[1]
-    found = torch.empty(depth + 1, paths)
-    for length in tqdm(range(depth + 1), desc="paths", unit="length", leave=False, delay=1, disable=not progress):
-        for path in range(paths):
-            ends = states
-            for layer in torch.randperm(depth, generator=generator)[:length].sort().values.tolist():
-                head = torch.randint(heads, (), generator=generator).item()
-                value, output = maps[layer]
-                ends = coefficients[layer][:, head] @ (ends @ value[head] @ output[head])
-                ends = ends / ends.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(ends.dtype).tiny)
-            found[length, path] = relative_residual(ends, keep).mean()
-    return found
 
 
 def head_maps(layer: Projections) -> tuple[Tensor, Tensor]:

@@ -98,8 +98,8 @@ def accuracies(task: str, mass: float, seed: int) -> tuple[dict[str, float], tup
     with torch.no_grad():
         logits = [model(input_ids=test[0]).logits]
         logits += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
-    found = [(one.argmax(-1) == test[1]).double().mean().item() for one in logits]
-    return {"constant": constant(task)} | dict(zip(COLUMNS, found, strict=True)), ()
+    seeds = [(part.argmax(-1) == test[1]).double().mean().item() for part in logits]
+    return {"constant": constant(task)} | dict(zip(COLUMNS, seeds, strict=True)), ()
 
 
 def data_of(task: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -143,7 +143,7 @@ def differences(runs: pd.DataFrame) -> str:
     """TanhMax minus softmax."""
     check_runs(runs, ("task", "mass"), SEEDS)
     tests = comparisons(runs, ("task",), "mass", (1.0, 0.0), dict.fromkeys(COLUMNS, 100))
-    rows = [[task, COLUMNS[column], *one.cells()] for (task, column), one in tests.items()]
+    rows = [[task, COLUMNS[column], *part.cells()] for (task, column), part in tests.items()]
     return markdown(["task", "paths through", *TESTED], rows)
 
 
@@ -151,9 +151,9 @@ def table(runs: pd.DataFrame) -> str:
     """Accuracies of every task and λ."""
     check_runs(runs, ("task", "mass"), SEEDS)
     rows = []
-    for (task, mass), found in runs.groupby(["task", "mass"], sort=False):
-        spreads = [spread(found, column, 100) for column in COLUMNS]
-        rows.append([task, f"{mass:g}", f"{100 * found['constant'].mean():.1f}", *spreads])
+    for (task, mass), seeds in runs.groupby(["task", "mass"], sort=False):
+        spreads = [spread(seeds, column, 100) for column in COLUMNS]
+        rows.append([task, f"{mass:g}", f"{100 * seeds['constant'].mean():.1f}", *spreads])
     return markdown(["task", "λ", "constant", *COLUMNS.values()], rows)
 
 
@@ -161,8 +161,8 @@ def draw(runs: pd.DataFrame, file: Path) -> None:
     figure, lengths = Figure(figsize=(11, 3.6), layout="constrained"), range(LAYERS + 1)
     for panel, task in zip(figure.subplots(1, len(TOKEN_TASKS), sharey=True), TOKEN_TASKS, strict=True):
         for index, mass in enumerate(MASSES):
-            found = where(runs, task=task, mass=mass)[list(COLUMNS)]
-            middle, deviation = found.mean(), found.std()
+            seeds = where(runs, task=task, mass=mass)[list(COLUMNS)]
+            middle, deviation = seeds.mean(), seeds.std()
             bars = {"marker": "o", "markersize": 4, "capsize": 2, "color": f"C{index}", "label": f"λ = {mass:g}"}
             panel.errorbar(lengths, middle.iloc[1:], deviation.iloc[1:], **bars)
             panel.axhline(middle["network"], color=f"C{index}", linestyle=":")

@@ -31,7 +31,7 @@ class Copy:
 @torch.no_grad()
 def copies_of(teacher: PreTrainedModel, texts: Tensor) -> list[Copy]:
     """Up to `EVENTS` random copies of each text `[texts, tokens]`, as the softmax model predicts."""
-    found = []
+    events = []
     for index, ids in enumerate(tqdm(texts, leave=False, unit="text")):
         top = teacher(ids[None]).logits[0].topk(UNLIKELY).indices
         places = top[:, None] == ids[:, None]  # [queries, keys, rank]: where the key's token is predicted
@@ -43,8 +43,8 @@ def copies_of(teacher: PreTrainedModel, texts: Tensor) -> list[Copy]:
                 if (ids[: query + 1] == ids[key]).sum() == 1 and len(earlier):
                     here.append(Copy(index, key, query, key + GAP + int(earlier[-1])))
         order = torch.randperm(len(here), generator=torch.Generator().manual_seed(index))
-        found += [here[i] for i in order[:EVENTS].tolist()]
-    return found
+        events += [here[i] for i in order[:EVENTS].tolist()]
+    return events
 
 
 @torch.no_grad()
@@ -52,25 +52,25 @@ def read(model: PreTrainedModel, texts: Tensor, copies: list[Copy]) -> tuple[Ten
     """Coefficients on the copy and direct effects on its logit, `[copies, 2, layers, heads]`: at `query`, `before`."""
     unembedding = model.get_output_embeddings().weight.detach()
     unembedding = unembedding - unembedding.mean(0)
-    norm, states, found = model.base_model.norm, [], []
+    norm, states, events = model.base_model.norm, [], []
     maps = output_maps(model, model.config.num_attention_heads)
     for index, ids in enumerate(tqdm(texts, leave=False, unit="text")):
-        here = [one for one in copies if one.text == index]
+        here = [copy for copy in copies if copy.text == index]
         if not here:
             continue
         with hooked([norm], before=lambda _, args, kwargs: states.append(args[0][0])):
             _, layers = layers_of(model, {"input_ids": ids[None]})
         state = states.pop()
-        for one in here:
-            queries, row = [one.query, one.before], unembedding[ids[one.key]] * norm.weight
+        for copy in here:
+            queries, row = [copy.query, copy.before], unembedding[ids[copy.key]] * norm.weight
             scales = state[queries].pow(2).mean(-1).sqrt()
-            a = torch.stack([layer.coefficients[:, queries, one.key].T for layer in layers], 1)
+            a = torch.stack([layer.coefficients[:, queries, copy.key].T for layer in layers], 1)
             each = [
-                torch.einsum("hd,hdx,x->h", layer.values[:, one.key], output, row)
+                torch.einsum("hd,hdx,x->h", layer.values[:, copy.key], output, row)
                 for layer, output in zip(layers, maps, strict=True)
             ]
-            found.append((a, a * torch.stack(each) / scales[:, None, None]))
-    coefficients, effects = zip(*found, strict=True)
+            events.append((a, a * torch.stack(each) / scales[:, None, None]))
+    coefficients, effects = zip(*events, strict=True)
     return torch.stack(coefficients), torch.stack(effects)
 
 
@@ -79,26 +79,26 @@ def removed(model: PreTrainedModel, texts: Tensor, copies: Iterable[Copy], heads
     """The change of the copy's logit, centred, at the query when the coefficients of heads `[heads, (layer, head)]` on
     the copy are 0 there; `[copies]`."""
     changes = []
-    for one in tqdm(list(copies), leave=False, unit="copy"):
-        ids = texts[one.text, None, : one.query + 1]
+    for copy in tqdm(list(copies), leave=False, unit="copy"):
+        ids = texts[copy.text, None, : copy.query + 1]
 
-        def logit(ids: Tensor = ids, one: Copy = one) -> Tensor:
+        def logit(ids: Tensor = ids, copy: Copy = copy) -> Tensor:
             logits = model(ids).logits[0, -1]
-            return logits[ids[0, one.key]] - logits.mean()
+            return logits[ids[0, copy.key]] - logits.mean()
 
         before = logit()
-        with _without(model, heads, one):
+        with _without(model, heads, copy):
             changes.append(logit() - before)
     return torch.stack(changes)
 
 
 @contextmanager
-def _without(model: PreTrainedModel, heads: Tensor, one: Copy) -> Iterator[None]:
+def _without(model: PreTrainedModel, heads: Tensor, copy: Copy) -> Iterator[None]:
     layers = count()
 
     def edit(coefficients: Tensor) -> Tensor:
         layer, edited = next(layers), coefficients.clone()
-        edited[:, heads[heads[:, 0] == layer, 1], one.query, one.key] = 0
+        edited[:, heads[heads[:, 0] == layer, 1], copy.query, copy.key] = 0
         return edited
 
     with edited_coefficients(model, edit):

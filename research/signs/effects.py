@@ -19,19 +19,19 @@ def read(model: PreTrainedModel, inputs: Sequence[Mapping[str, Tensor]], first: 
     difference. The side is that of a threshold: 0, or a vigintile of the head's coefficients over the texts of `first`.
     """
 
-    def explained(one: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        _, layers = layers_of(model, one, lambda outputs: outputs.logits[0, 1] - outputs.logits[0, 0])
+    def explained(text: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        _, layers = layers_of(model, text, lambda outputs: outputs.logits[0, 1] - outputs.logits[0, 0])
         return [(layer.coefficients, layer.gradient @ layer.values.mT) for layer in layers]
 
     samples = [explained(inputs[index]) for index in tqdm(first.nonzero().flatten()[:SAMPLES].tolist(), leave=False)]
     thresholds = []
     for layer in zip(*samples, strict=True):
-        kept = [a.flatten(1)[:, (gradients != 0).any(0).flatten()] for a, gradients in layer]
-        quantiles = torch.cat(kept, 1).quantile(VIGINTILES, dim=1)
+        reached = [a.flatten(1)[:, (gradients != 0).any(0).flatten()] for a, gradients in layer]
+        quantiles = torch.cat(reached, 1).quantile(VIGINTILES, dim=1)
         thresholds.append(torch.cat([torch.zeros(1, quantiles.shape[1]), quantiles]))
     texts = []
-    for one in tqdm(inputs, leave=False, unit="text"):
-        layers = zip(explained(one), thresholds, strict=True)
+    for text in tqdm(inputs, leave=False, unit="text"):
+        layers = zip(explained(text), thresholds, strict=True)
         texts.append(torch.stack([by_side(a, gradients, below) for (a, gradients), below in layers], 1))
     return torch.stack(texts)
 
@@ -61,13 +61,13 @@ def rows_of(model: str, sums: Tensor, first: Tensor) -> list[dict]:
         on_first = numbers["advantage"][first].sum(0) / total[first].sum(0)
         best = divmod(int(on_first.argmax()), on_first.shape[1])
         for measure, x in numbers.items():
-            own = {"model": model, "measure": measure}
+            row = {"model": model, "measure": measure}
             everywhere = share(x[~first].sum((1, 2)), total[~first].sum((1, 2)))
-            rows.append(own | {"reading": f"all heads{ending}"} | everywhere)
+            rows.append(row | {"reading": f"all heads{ending}"} | everywhere)
             if on_first[best] > 1e-6:  # with softmax the sign is no better than the usual sign in any head
                 at_best = share(x[~first][(slice(None), *best)], total[~first][(slice(None), *best)])
                 rows.append(
-                    own | {"reading": f"best head{ending}", "where": "layer {}, head {}".format(*best)} | at_best
+                    row | {"reading": f"best head{ending}", "where": "layer {}, head {}".format(*best)} | at_best
                 )
     return rows
 

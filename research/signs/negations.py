@@ -51,7 +51,7 @@ def examples_of(treebank: DataFrame) -> list[Example]:
 
     A polar word is a word with the label 0, 1, 3 or 4 of people, 2 being neutral.
     """
-    found = []
+    examples = []
     for words, labels in zip(treebank["tokens"], treebank["token_labels"], strict=True):
         words = list(words)
         negation = [word.lower() in NEGATIONS for word in words]
@@ -75,8 +75,8 @@ def examples_of(treebank: DataFrame) -> list[Example]:
             (words, other),
             (plain, other - (start < other)),
         ]
-        found.append(Example(versions, 1 if labels[place] > 2 else -1))
-    return found
+        examples.append(Example(versions, 1 if labels[place] > 2 else -1))
+    return examples
 
 
 def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Iterable[Example]) -> Read:
@@ -147,7 +147,7 @@ def rows_of(reads: dict[str, Read], examples: list[Example], first: Tensor) -> l
             for free in (False, True):
                 reading = f"{name}, threshold" if free else name
                 negative, where = negative_of(values, labels, first, free)
-                own = {"model": model, "reading": reading, "where": where if negative.any() else ""}
+                row = {"model": model, "reading": reading, "where": where if negative.any() else ""}
                 columns = dict(zip(VERSIONS, negative.double().T, strict=True))
                 change = changes[model, reading] = columns["negated"] - columns["plain"]
                 columns |= {
@@ -155,9 +155,9 @@ def rows_of(reads: dict[str, Read], examples: list[Example], first: Tensor) -> l
                     "change, other word": columns["negated"] - columns["other"],
                     "change, elsewhere": columns["negated, elsewhere"] - columns["plain, elsewhere"],
                 }
-                rows += [own | {"measure": measure} | share(column) for measure, column in columns.items()]
+                rows += [row | {"measure": measure} | share(column) for measure, column in columns.items()]
                 among = share(change * changed, changed.double())
-                rows.append(own | {"measure": "change where the prediction changes"} | among)
+                rows.append(row | {"measure": "change where the prediction changes"} | among)
     for reading in (name for model, name in changes if model == "softmax" and name != "coefficient"):
         difference = changes["signed", "coefficient"] - changes["softmax", reading]
         rows.append({"model": "signed − softmax", "reading": reading, "measure": "change", **share(difference)})

@@ -62,7 +62,7 @@ def layers_of(
 
 def output_maps(model: PreTrainedModel, heads: int) -> list[Tensor]:
     """The part of `W_o` that each head's context is multiplied by, `[heads, head_dim, hidden]`, of every layer."""
-    return [weight_of(one.output).detach().T.unflatten(0, (heads, -1)) for one in projections(model)]
+    return [weight_of(projection.output).detach().T.unflatten(0, (heads, -1)) for projection in projections(model)]
 
 
 def share(parts: Tensor, wholes: Tensor | None = None) -> dict[str, float]:
@@ -73,7 +73,7 @@ def share(parts: Tensor, wholes: Tensor | None = None) -> dict[str, float]:
     def of(above, below, axis):
         return above.sum(axis) / below.sum(axis)
 
-    found = bootstrap(
+    bounds = bootstrap(
         columns, of, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=0, batch=200
     ).confidence_interval
-    return {"value": of(*columns, 0), "low": found.low, "high": found.high, "texts": len(parts)}
+    return {"value": of(*columns, 0), "low": bounds.low, "high": bounds.high, "texts": len(parts)}

@@ -30,16 +30,16 @@ def read(model: PreTrainedModel, maps: list[Tensor], texts: Iterable[Text]) -> l
     part of Σ|a|; mass: Σ|a|; balance: |Σa| / Σ|a|; unsigned, permuted: the log of the factor by which the norm of the
     output grows with |a| in place of a, and with permuted signs.
     """
-    found = []
+    reads = []
     for text in tqdm(texts, leave=False, unit="text"):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             outputs, layers = layers_of(model, {"input_ids": text.ids, "output_hidden_states": True})
             scales = [states[0, text.queries].norm(dim=-1) for states in outputs.hidden_states[: len(layers)]]
-            parts = [_of_layer(layer, one, text) for layer, one in zip(layers, maps, strict=True)]
-        found.append({name: torch.stack([part[name] for part in parts]) for name in parts[0]})
-        found[-1]["scale"] = torch.stack(scales)
-    return found
+            parts = [_of_layer(layer, part, text) for layer, part in zip(layers, maps, strict=True)]
+        reads.append({name: torch.stack([part[name] for part in parts]) for name in parts[0]})
+        reads[-1]["scale"] = torch.stack(scales)
+    return reads
 
 
 def _of_layer(layer: Layer, output: Tensor, text: Text) -> dict[str, Tensor]:
@@ -49,14 +49,14 @@ def _of_layer(layer: Layer, output: Tensor, text: Text) -> dict[str, Tensor]:
     def size(coefficients: Tensor) -> Tensor:
         return (coefficients @ layer.values @ output).norm(dim=-1).clamp_min(1e-12)
 
-    own = size(a)
+    size_of_output = size(a)
     return {
         "context": a @ layer.values,
         "sinks": a[..., text.sinks].abs().sum(-1) / mass,
         "mass": mass,
         "balance": a.sum(-1).abs() / mass,
-        "unsigned": (size(a.abs()) / own).log(),
-        "permuted": (size(with_permuted_signs(a)) / own).log(),
+        "unsigned": (size(a.abs()) / size_of_output).log(),
+        "permuted": (size(with_permuted_signs(a)) / size_of_output).log(),
     }
 
 
@@ -79,11 +79,11 @@ def rows_of(reads: dict[str, list[dict[str, Tensor]]], texts: list[Text], maps: 
     for model, read in reads.items():
         counted, silent = read[half:], [size < quartiles for size in sizes[model][half:]]
         rows.append({"model": model, "measure": "quiet", **shares(silent, [torch.ones_like(x) for x in silent])})
-        without = [one["sinks"] < SINK for one in counted]
+        without = [part["sinks"] < SINK for part in counted]
         rows.append({"model": model, "reading": "quiet", "measure": "without a sink", **shares(without, silent)})
         for reading, where in (("quiet", silent), ("other", [~x for x in silent])):
             for measure in ("sinks", "mass", "balance", "unsigned", "permuted"):
-                row = shares([one[measure] for one in counted], where)
+                row = shares([part[measure] for part in counted], where)
                 if measure in ("unsigned", "permuted"):
                     row |= {name: float(torch.tensor(row[name]).exp()) for name in ("value", "low", "high")}
                 rows.append({"model": model, "reading": reading, "measure": measure, **row})
@@ -93,8 +93,8 @@ def rows_of(reads: dict[str, list[dict[str, Tensor]]], texts: list[Text], maps: 
 def relative_sizes(read: list[dict[str, Tensor]], maps: list[Tensor], half: int) -> list[Tensor]:
     """The norm of each head's output, less its mean over the first half of the texts, relative to the layer's input;
     by text, `[layers, heads, queries]`."""
-    mean = torch.cat([one["context"] for one in read[:half]], 2).mean(2, keepdim=True)
-    return [((one["context"] - mean) @ torch.stack(maps)).norm(dim=-1) / one["scale"][:, None] for one in read]
+    mean = torch.cat([part["context"] for part in read[:half]], 2).mean(2, keepdim=True)
+    return [((part["context"] - mean) @ torch.stack(maps)).norm(dim=-1) / part["scale"][:, None] for part in read]
 
 
 def shares(values: list[Tensor], where: list[Tensor]) -> dict[str, float]:

@@ -55,14 +55,14 @@ def table(runs: DataFrame, study: str) -> str:
     chosen = chosen[chosen["measure"].isin(MEASURES[study])]
     chosen = chosen[(chosen["pair"] != "encoder") | (chosen["model"] != "softmax")]  # that of sst2
     rows = []
-    for (pair, model), found in by_model(chosen):
-        for reading, own in found.groupby("reading", sort=False):
-            numbers = own.set_index("measure")
+    for (pair, model), rows_of_model in by_model(chosen):
+        for reading, rows_of_reading in rows_of_model.groupby("reading", sort=False):
+            numbers = rows_of_reading.set_index("measure")
             cells = [
                 text(numbers.loc[measure], *form) if measure in numbers.index else ""
                 for measure, (_, form) in MEASURES[study].items()
             ]
-            rows.append([PAIRS[pair], MODELS[model], reading, own["where"].max(), *cells])
+            rows.append([PAIRS[pair], MODELS[model], reading, rows_of_reading["where"].max(), *cells])
     return markdown(["models", "model", "read", "chosen", *(heading for heading, _ in MEASURES[study].values())], rows)
 
 
@@ -70,7 +70,7 @@ def by_model(runs: DataFrame) -> list[tuple[tuple[str, str], DataFrame]]:
     """The rows of each pair and model, softmax before signed."""
     order = [*PAIRS], [*MODELS]
     return sorted(
-        runs.groupby(["pair", "model"]), key=lambda one: [x.index(y) for x, y in zip(order, one[0], strict=True)]
+        runs.groupby(["pair", "model"]), key=lambda group: [x.index(y) for x, y in zip(order, group[0], strict=True)]
     )
 
 

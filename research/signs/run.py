@@ -59,9 +59,8 @@ from pandas import read_parquet
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from benchmarks.real_weights import CACHE, load
-from hf_bidir import signed
 from hf_bidir.checkpoints.reading import open_checkpoint
+from research.healing.trials import MODEL as SMOLLM2
 from research.healing.trials import TEXTS as LANGUAGE
 from research.healing.trials import blocks_of
 from research.runs import ROOT, command_line, run_grid
@@ -86,20 +85,15 @@ def main() -> None:
     parser.add_argument("--softmax", type=Path, default=ROOT / "runs/sst2-minilm-softmax")
     parser.add_argument("--encoder", type=Path, default=ROOT / "runs/conversions/sst2-encoder-0-0")
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/smollm2-healed")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
+    parser.add_argument("--minilm", default="sentence-transformers/all-MiniLM-L6-v2", help="a folder or a Hub name")
+    parser.add_argument("--smollm2", default=SMOLLM2, help="a folder or a Hub name")
     parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="READING")
     options = parser.parse_args()
 
     def opened(pair: str) -> tuple[dict[str, PreTrainedModel], Any]:
         """The softmax model and the signed one, and their tokenizer."""
-        if pair in ("sst2", "encoder"):
-            softmax, tokenizer = (
-                open_checkpoint(options.softmax).model(torch.float32),
-                AutoTokenizer.from_pretrained(options.softmax),
-            )
-        else:
-            softmax, tokenizer = load(pair, options.cache)
-            softmax = signed(softmax, 0.0)
+        source = {"minilm": options.minilm, "smollm2": options.smollm2}.get(pair, options.softmax)
+        softmax = open_checkpoint(source).signed_model(torch.float32)
         cards = ROOT / "model_cards"
         folder = {
             "sst2": cards / "sst2-minilm-tanhmax",
@@ -108,7 +102,9 @@ def main() -> None:
             "smollm2": options.healed,
         }
         models = {"softmax": softmax, "signed": open_checkpoint(folder[pair]).model(torch.float32)}
-        return {name: model.eval().requires_grad_(False) for name, model in models.items()}, tokenizer
+        return {
+            name: model.eval().requires_grad_(False) for name, model in models.items()
+        }, AutoTokenizer.from_pretrained(source)
 
     def run(study: str, pair: str) -> tuple[list[dict[str, Any]], list[Path]]:
         models, tokenizer = opened(pair)
@@ -126,7 +122,7 @@ Models = dict[str, PreTrainedModel]
 def negated(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Study:
     files = [data_dir / f"sst_trees/{split}.parquet" for split in ("train", "validation", "test")]
     parts = [negations.examples_of(read_parquet(file)) for file in files]
-    examples = [one for part in parts for one in part]
+    examples = [event for part in parts for event in part]
     first = torch.arange(len(examples)) < len(parts[0])
     reads = {name: negations.read(model, tokenizer, examples) for name, model in models.items()}
     return negations.rows_of(reads, examples, first), files
@@ -165,22 +161,22 @@ def effective(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Stud
     texts = [text for file in files for text in read_parquet(file)["text"].sample(TEXTS, random_state=0)]
     inputs = [tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt") for text in texts]
     first = torch.arange(len(texts)) < TEXTS
-    found = {name: effects.read(model, inputs, first) for name, model in models.items()}
-    return [row for name, sums in found.items() for row in effects.rows_of(name, sums, first)], files
+    results = {name: effects.read(model, inputs, first) for name, model in models.items()}
+    return [row for name, sums in results.items() for row in effects.rows_of(name, sums, first)], files
 
 
 def copied(models: Models, tokenizer: Any, pair: str, data_dir: Path) -> Study:
     files = [data_dir / f"{folder}/test.parquet" for folder in LANGUAGE.values()]
     blocks = [blocks_of(tokenizer, file, COPIES // len(files), COPY_BLOCK) for file in files]
     texts = torch.stack(blocks, 1).flatten(0, 1)
-    found = copies.copies_of(models["softmax"], texts)
-    text = torch.tensor([one.text for one in found])
+    results = copies.copies_of(models["softmax"], texts)
+    text = torch.tensor([event.text for event in results])
     first = text < len(texts) // 2
     rows = []
     for name, model in models.items():
-        coefficients, direct = copies.read(model, texts, found)
+        coefficients, direct = copies.read(model, texts, results)
         rows += copies.rows_of(name, coefficients, direct, first, text)
-        single = {one.text: one for one in found if one.text >= len(texts) // 2}.values()
+        single = {event.text: event for event in results if event.text >= len(texts) // 2}.values()
         changes = copies.removed(model, texts, single, copies.lowering(direct, first))
         rows.append({"model": name, "reading": "lowering heads", "measure": "logit without them", **share(changes)})
     return rows, files

@@ -47,29 +47,35 @@ def test_a_negated_word_is_the_first_polar_word_behind_the_negation_and_another_
     assert found.label == 1
 
 
-def test_a_head_whose_sign_changes_with_the_negation_is_chosen_and_counted():
+def planted(kind):
+    """A reading of 40 examples, `[examples, versions, queries, layers, heads]`, with an effect of the negation."""
     values = torch.rand(40, 3, 2, 3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
-    values[:, [0, 2], 1, 2, 3] *= -1
-    first = torch.arange(40) < 20
-    negative, where = negations.negative_of(values, torch.ones(40), first)
-    assert where == "layer 2, head 3, query the word"
-    assert negative.double().mean(0).tolist() == [1, 0, 1]
+    if kind == "sign":
+        values[:, [0, 2], 1, 2, 3] *= -1
+    elif kind == "threshold":
+        values = values + 1
+        values[:, 0, 0, 1, 2] /= 4
+    else:  # the sign follows the label of the word
+        values = LABELS.reshape(-1, 1, 1, 1, 1) * torch.tensor([-1.0, 1.0, -1.0]).reshape(1, 3, 1, 1, 1)
+    return values
 
 
-def test_a_fall_below_a_threshold_is_found_where_no_sign_changes():
-    values = torch.rand(40, 3, 2, 3, 4, generator=torch.Generator().manual_seed(0)) + 1
-    values[:, 0, 0, 1, 2] /= 4
-    negative, where = negations.negative_of(values, torch.ones(40), torch.arange(40) < 20, free=True)
-    assert where == "layer 1, head 2, query [CLS]"
-    assert negative.double().mean(0).tolist() == [1, 0, 0]
+LABELS = torch.tensor([1.0, -1.0] * 20)
 
 
-def test_a_sign_that_follows_the_label_of_the_word_counts_only_together_with_the_label():
-    labels = torch.tensor([1.0, -1.0] * 20)
-    values = labels.reshape(-1, 1, 1, 1, 1) * torch.tensor([-1.0, 1.0, -1.0]).reshape(1, 3, 1, 1, 1)
-    negative, where = negations.negative_of(values, labels, torch.arange(40) < 20)
-    assert where.endswith("× label")
-    assert negative.double().mean(0).tolist() == [1, 0, 1]
+@pytest.mark.parametrize(
+    ("kind", "where", "negative"),
+    [
+        ("sign", "layer 2, head 3, query the word", [1, 0, 1]),
+        ("threshold", "layer 1, head 2, query [CLS]", [1, 0, 0]),
+        ("label", "× label", [1, 0, 1]),
+    ],
+)
+def test_a_head_whose_reading_changes_with_the_negation_is_chosen_and_counted(kind, where, negative):
+    labels = LABELS if kind == "label" else torch.ones(40)
+    found, chosen = negations.negative_of(planted(kind), labels, torch.arange(40) < 20, free=kind == "threshold")
+    assert where in chosen
+    assert found.double().mean(0).tolist() == negative
 
 
 def test_permuted_signs_keep_magnitudes_and_the_number_of_negative_coefficients():
@@ -109,16 +115,6 @@ def test_a_head_is_right_by_its_sign_or_by_a_threshold_and_by_its_usual_sign():
     assert of(rows, reading="best head")["where"] == "layer 0, head 0"
     assert of(rows, reading="all heads", measure="sign")["value"] == pytest.approx(0.9)
     assert of(rows, reading="all heads, threshold", measure="sign")["value"] == 1
-
-
-def test_thresholds_of_softmax_coefficients_lie_between_them():
-    inputs = [{"input_ids": torch.randint(5, 40, (1, 9))} for _ in range(4)]
-    sums = effects.read(bert(0.0), inputs, torch.arange(4) < 2)
-    assert sums.shape == (4, 20, 3, 2, 2, 2)
-    above = sums[..., 0, :].sum(-1) / sums.sum((-1, -2))
-    torch.testing.assert_close(above[:, 0], torch.ones(4, 3, 2))  # the threshold 0
-    assert ((above[:, 10] > 0) & (above[:, 10] < 1)).all()
-    assert (above[:, 1] > above[:, -1]).all()
 
 
 def test_copies_occurred_once_and_are_likely_at_the_query_alone(monkeypatch):

@@ -12,7 +12,6 @@ from benchmarks.runs import read_runs
 FOLDERS = ("docs", "research", "benchmarks")
 PAGES = [page for folder in FOLDERS for page in sorted((tables.ROOT / folder).rglob("*.md"))]
 COMMAND = re.compile(r"python -m benchmarks\.tables (\w+\.[^`\n]+)")  # those that print one table
-REPORT = "research.paper.findings.report"
 PRINTED = [shlex.split(words, comments=True) for page in PAGES for words in COMMAND.findall(page.read_text("utf-8"))]
 
 
@@ -39,17 +38,14 @@ def test_the_versions_that_a_page_names_are_those_of_its_files():
         files = [read_runs(tables.ROOT / name) for name in re.findall(r'"([\w/]+\.csv)"', text)]
         known = {version for runs in files for version in runs.get("versions", ())}
         named = re.findall(r"torch [\d.]+\d, transformers [\d.]+\d", text)
-        assert known.issuperset(named) or "findings.report" in text, page
+        assert known.issuperset(named), page
 
 
 @pytest.mark.parametrize("folder", ["benchmarks/results", "research"])
 def test_every_csv_file_of_results_fills_a_table_or_a_page_names_the_command_that_prints_one(folder):
     calls = "".join((tables.ROOT / page).read_text() for page in tables.pages())
     named = set(re.findall(r'"([\w/]+\.csv)"', calls)) | {word for words in PRINTED for word in words}
-    reports = [*re.findall(r'findings\.report", None, "(\w+)"', calls), *(w[1] for w in PRINTED if w[0] == REPORT)]
-    groups = {f"research/paper/results/{name}" for name in reports}
-    found = {str(file.relative_to(tables.ROOT)) for file in (tables.ROOT / folder).rglob("*.csv")}
-    assert not {file for file in found - named if file.rpartition("/")[0] not in groups}
+    assert not {str(file.relative_to(tables.ROOT)) for file in (tables.ROOT / folder).rglob("*.csv")} - named
 
 
 @pytest.mark.parametrize("words", PRINTED, ids=" ".join)

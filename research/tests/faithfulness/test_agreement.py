@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.faithfulness import (
-    AttentionDivergence,
     Comprehensiveness,
     KendallTau,
     PredictionChange,
@@ -107,7 +106,6 @@ def test_a_metric_is_the_mean_of_its_function_over_defined_examples_with_an_inte
     ("metric", "predictions", "references", "expected"),
     [
         (PredictionChange, [[0.7, 0.3]], [[0.4, 0.6]], 0.3),
-        (AttentionDivergence, [[0.5, -0.5, 0.0]], [[0.0, 0.0, 1.0]], np.log(2)),
         (Comprehensiveness, [[0.5, 0.3]], [0.9], 0.5),
         (Sufficiency, [[0.8, 0.9]], [0.9], 0.05),
         (RationaleAuprc, [[0.9, 0.1, 0.8]], [[1, 0, 0]], 1.0),
@@ -128,16 +126,3 @@ def test_metrics_are_loaded_by_the_library_without_a_network(monkeypatch, tmp_pa
     assert metric.compute(predictions=[[1, 2]], references=[[1, 2]])["mean"] == 1
     with pytest.raises(ValueError, match=r"expected one of kendall_tau, .* got 'tau'"):
         evaluate.load(metrics.__file__, "tau", cache_dir=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("metric", "predictions", "references", "message"),
-    [
-        (PredictionChange, [[0.5, 0.5]], [[0.2, 0.3, 0.5]], "example 0 has 2 probabilities and 3 probabilities before"),
-        (PredictionChange, [[5.0, -4.0]], [[1.0, 0.0]], r"expected class probabilities.* got \[5.0, -4.0\] in row 0"),
-        (AttentionDivergence, [[1.0, 0.0]], [[1.0]], "example 0 has 2 coefficients and 1 other coefficients"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(metric, predictions, references, message):
-    with pytest.raises(ValueError, match=message):
-        metric().compute(predictions=predictions, references=references)

@@ -6,7 +6,6 @@ from torch.nn.functional import cross_entropy
 
 from hf_bidir.explain import token_scores
 from research.faithfulness import (
-    ERASER_SHARES,
     area,
     comprehensiveness,
     f_fidelity,
@@ -15,7 +14,7 @@ from research.faithfulness import (
     tuned_on_masks,
 )
 from research.faithfulness.deletion import without_tokens
-from research.faithfulness.masked_fidelity import _keep
+from research.faithfulness.masked_fidelity import Masks, _keep
 from research.tests.faithfulness.conftest import texts
 from tests.explain.conftest import bert, family, images, inputs_of, pooling, sentences, vit
 
@@ -37,19 +36,6 @@ def test_the_highest_scores_are_deleted_or_inserted_first_and_the_text_closes_up
     curve = prediction_curve(model, {"input_ids": ids}, scores, shares, how)
     expected = [probability(model, [ids[0, index].item() for index in part], target) for part in kept]
     assert curve[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("how", ["deletion", "insertion"])
-def test_examples_of_a_batch_do_not_depend_on_each_other(how):
-    model, batch = pooling(encoder="lstm", bidirectional=True), texts()
-    scores = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    together = prediction_curve(model, batch, scores, ERASER_SHARES, how)
-    for row, length in enumerate(batch["attention_mask"].sum(1)):
-        alone = prediction_curve(
-            model, {"input_ids": batch["input_ids"][row : row + 1, :length]}, scores[row : row + 1, :length],
-            ERASER_SHARES, how,
-        )  # fmt: skip
-        torch.testing.assert_close(together[:, row], alone[:, 0], rtol=0, atol=1e-6)
 
 
 def test_the_token_of_the_output_and_special_tokens_stay():
@@ -100,20 +86,6 @@ def test_bad_input_is_one_error(change, message):
         prediction_curve(pooling(), texts(), **arguments)
 
 
-def test_scores_in_half_precision_rank_the_tokens_of_a_long_text_as_they_are():
-    model = pooling()
-    ids = torch.randint(1, 20, (1, 400), generator=torch.Generator().manual_seed(3))
-    scores = torch.arange(400.0).flip(0)[None].bfloat16()  # many ties, in the same order for both
-    curves = [prediction_curve(model, {"input_ids": ids}, s, [0.8, 0.9, 0.95]) for s in (scores, scores.float())]
-    assert curves[0].equal(curves[1])
-
-
-def test_scores_of_padding_may_be_nan():
-    model, batch = pooling(), texts()
-    scores = torch.randn(3, 7).masked_fill(~batch["attention_mask"].bool(), float("nan"))
-    assert prediction_curve(model, batch, scores, [0.5]).isfinite().all()
-
-
 @pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
 def test_a_decoder_keeps_its_last_token(name):
     model, batch = family(name), inputs_of(family(name))
@@ -124,16 +96,6 @@ def test_a_decoder_keeps_its_last_token(name):
         for share, kept in enumerate(rest):
             expected = model(ids[row : row + 1, kept]).logits.softmax(-1)[0, target].detach()
             torch.testing.assert_close(curve[share, row], expected, atol=1e-5, rtol=1e-4)
-
-
-def test_a_replaced_word_piece_keeps_its_place():
-    model, inputs = bert(), sentences()
-    scores = torch.tensor([[0.0, 3.0, 1.0, 2.0, 0.0, 0.0]]).expand(2, -1)
-    curve = prediction_curve(model, inputs, scores, [0.2], replacement=4, target=torch.tensor([1, 1]))
-    masked = inputs["input_ids"].clone()
-    masked[:, 1] = 4  # a fifth of five, and of three rounded up
-    expected = model(masked, attention_mask=inputs["attention_mask"]).logits.softmax(-1)[:, 1]
-    torch.testing.assert_close(curve[0], expected)
 
 
 MASK = 4
@@ -152,25 +114,19 @@ def test_the_token_that_decides_has_a_higher_fidelity_than_the_others():
     scores = torch.zeros(1, 11)
     scores[0, 3] = 1
     target = model(ids).logits.argmax(-1)
-    options = {"target": target, "replacement": MASK, "draws": 200, "progress": False}
-    plus, minus = f_fidelity(model, {"input_ids": ids}, scores, sizes=[0.1], alpha=1.0, **options)
+    masks = Masks(MASK, sizes=[0.1], draws=200, alpha=1.0)
+    plus, minus = f_fidelity(model, {"input_ids": ids}, scores, target, masks)
     falls = falls_without_each(model, ids, target)
     assert plus.item() == pytest.approx(falls[3], abs=1e-6)
     others = [fall for index, fall in enumerate(falls) if index not in (0, 3)]  # the first token is read, never masked
     assert minus.item() == pytest.approx(sum(others) / 9, abs=4 * torch.tensor(others).std().item() / 200**0.5)
 
 
-def test_a_text_too_short_for_a_mask_has_no_fidelity():
-    plus, minus = f_fidelity(bert(), sentences(), torch.rand(2, 6), target=torch.tensor([0, 1]), replacement=MASK)
-    assert plus.isnan().all()
-    assert minus.isnan().all()
-
-
 def test_special_tokens_are_never_masked():
     model, ids = bert(), torch.arange(5, 16).view(1, 11)
     special = torch.ones(1, 11, dtype=torch.bool).index_fill(1, torch.tensor([4]), value=False)
-    options = {"target": torch.tensor([1]), "replacement": MASK, "special": special, "beta": 1.0, "alpha": 1.0}
-    plus, minus = f_fidelity(model, {"input_ids": ids}, torch.rand(1, 11), sizes=[1.0], draws=2, **options)
+    masks = Masks(MASK, sizes=[1.0], draws=2, alpha=1.0, beta=1.0)
+    plus, minus = f_fidelity(model, {"input_ids": ids}, torch.rand(1, 11), torch.tensor([1]), masks, special)
     assert plus.item() == pytest.approx(falls_without_each(model, ids, 1)[4], abs=1e-6)
     assert minus.isnan().all()  # nothing is left
 

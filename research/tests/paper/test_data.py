@@ -5,23 +5,16 @@ import torch
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError
-from research.paper.data import data_files, removed_rows
-from research.paper.experiments import GROUPS, TEXTS, VARIANTS, Experiment, mean_pooling, read_experiments
-from research.paper.repeats import find_repeats
+from research.paper.data import data_files, splits_of
+from research.paper.experiments import GROUPS, VARIANTS, Experiment, mean_pooling, read_experiments
+from research.paper.repeats import without_repeats
 
 
 def test_every_experiment_of_the_repository_can_be_read():
-    for experiment in read_experiments(list(GROUPS["all"])):
+    for experiment in read_experiments([*GROUPS]):
         assert experiment.learning_rates
         assert experiment.synthetic or experiment.files
         assert set(experiment.variants) <= set(VARIANTS)
-        if experiment.name in set(TEXTS) - {"20news-bydate"}:  # not in the paper
-            assert experiment.published["tanhmax"]["accuracy"] > 80
-
-
-def test_an_unknown_experiment_is_one_error():
-    with pytest.raises(InputError, match=r"unknown experiment 'sts'; choose one of: .*Did you mean"):
-        read_experiments(["sts"])
 
 
 def test_the_mean_variant_is_the_mean_over_words():
@@ -45,20 +38,43 @@ def experiment(**options):
     return Experiment("n", "N", {}, [1.0], **({"folder": ".", "files": files, "class_names": names} | options))
 
 
-def test_labels_that_are_kept_get_new_numbers_in_their_order(news, tmp_path):
-    one = experiment(keep_labels=[2, 0], class_names=["two", "zero"])
-    test = Dataset.from_parquet(str(data_files(one, news, tmp_path / "made")["test"]))
-    assert {(text, label) for text, label in zip(test["text"], test["label"], strict=True)} == {
+def test_labels_that_are_kept_get_new_numbers_in_their_order(news):
+    splits, _ = splits_of(experiment(keep_labels=[2, 0], class_names=["two", "zero"]), news)
+    assert {(row["text"], row["label"]) for row in splits["test"]} == {
         (f"test {row}", 0 if row % 4 == 2 else 1) for row in range(8, 40) if row % 2 == 0
     }
 
 
-def test_evaluation_rows_that_repeat_an_earlier_split_are_removed_and_counted(news, tmp_path):
-    files = data_files(experiment(validation_share=0.5), news, tmp_path / "made")
-    texts = {split: Dataset.from_parquet(str(file))["text"][:] for split, file in files.items()}
+def test_evaluation_rows_that_repeat_an_earlier_split_are_removed_and_the_rest_is_sampled(news, tmp_path):
+    splits, held_out = splits_of(experiment(validation_share=0.5), news)
+    assert held_out
+    texts = {split: rows["text"][:] for split, rows in splits.items()}
     assert {split: len(rows) for split, rows in texts.items()} == {"train": 20, "validation": 20, "test": 32}
-    assert all(repeats.kept == list(range(len(texts[split]))) for split, repeats in find_repeats(texts).items())
-    assert removed_rows(files["test"]) == {"validation": 0, "test": 8}
-    sampled = data_files(experiment(), news, tmp_path / "sampled", {"test": 30})
-    assert len(Dataset.from_parquet(str(sampled["test"]))) == 30  # of those that are left
-    assert removed_rows(sampled["test"])["test"] == 8
+    sampled = [data_files(experiment(rows={"test": 30}), news, tmp_path / name)["test"] for name in "ab"]
+    rows = [Dataset.from_parquet(str(file))["text"][:] for file in sampled]
+    assert len(rows[0]) == 30
+    assert rows[0] == rows[1]
+
+
+def test_data_that_are_not_on_the_hub_need_a_folder():
+    with pytest.raises(InputError, match="n is not on the Hub"):
+        splits_of(experiment(), None)
+
+
+WORDS = [f"word{index}" for index in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("later", "stays"),
+    [
+        (" ".join(WORDS[4:]) + " one more end of this text", False),  # 13 of its 18 8-grams
+        (" ".join(WORDS[12:]) + " and ten other words which are not in the text before it at all", True),
+        ("A  Short text", False),  # the same beginning without case and spaces
+        ("Another short text", True),
+    ],
+)
+def test_a_text_repeats_another_by_its_beginning_or_by_half_of_its_8_grams(later, stays):
+    splits = {"train": [" ".join(WORDS), "a short text"], "test": [later, "a new text"]}
+    cleaned = without_repeats({name: Dataset.from_dict({"text": texts}) for name, texts in splits.items()})
+    assert cleaned["train"]["text"][:] == splits["train"]
+    assert cleaned["test"]["text"][:] == ([later] if stays else []) + ["a new text"]
