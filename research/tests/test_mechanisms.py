@@ -35,11 +35,8 @@ def test_the_target_is_the_source_in_order():
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        ("the 1st of January 1900", "1900-01-01"),
         ("the 22nd of May 2001", "2001-05-22"),
-        ("the 13th of June 1999", "1999-06-13"),
         ("Tuesday, February 29, 2000", "2000-02-29"),
-        ("Thu 5 Mar 1998", "1998-03-05"),
         ("05.03.1998", "1998-03-05"),
         ("03/05/1998", "1998-03-05"),
         ("5-Mar-1998", "1998-03-05"),

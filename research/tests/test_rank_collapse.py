@@ -1,5 +1,6 @@
 """Rank collapse: the residual by its definition, the full stack equals the model, paths add up, tasks are right."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,7 @@ from research.rank_collapse import (
 )
 from research.rank_collapse.__main__ import main
 from research.rank_collapse.report import mean_and_interval
-from research.rank_collapse.trained_paths import GRID, convex_hull, sorting
+from research.rank_collapse.trained_paths import GRID, _corners, convex_hull, sorting
 from research.tests.faithfulness.conftest import texts
 from tests.explain.conftest import bert, images, pooling, sentences, tokenizer, vit
 
@@ -156,21 +157,11 @@ def test_sorted_symbols_are_in_order_and_the_same():
     assert not sorting(20, seed=1)[0].equal(tokens)
 
 
-def test_corners_of_the_hull_are_what_no_line_through_two_others_can_cut_off():
-    tokens, labels = convex_hull(30)
-    for row, marks in zip(tokens.tolist(), labels.tolist(), strict=True):
-        points = [divmod(token, GRID) for token in row]
-        assert len(set(points)) == len(points)
-        assert sum(marks) >= 3
-        corners = [p for p, mark in zip(points, marks, strict=True) if mark]
-        for point, mark in zip(points, marks, strict=True):
-            others = [p for p in corners if p != point]
-            assert mark != inside(point, others)
-
-
-def inside(point, corners):
-    """Whether a point lies in the hull of others: no direction has it strictly ahead of all of them."""
-    angles = torch.arange(0, 2 * torch.pi, 0.001, dtype=torch.float64)
-    directions = torch.stack([angles.cos(), angles.sin()])
-    ahead = torch.tensor(point, dtype=torch.float64) @ directions
-    return not bool((ahead > (torch.tensor(corners, dtype=torch.float64) @ directions).amax(0) + 1e-6).any())
+def test_corners_of_the_hull_are_those_of_a_square_around_other_points():
+    points = [(0, 0), (4, 3), (0, 9), (5, 5), (9, 0), (9, 9), (0, 4)]  # the last one lies on a side
+    corners = _corners(np.array([GRID * row + column for row, column in points]))
+    assert sorted(corners.tolist()) == [0, 2, 4, 5]
+    assert _corners(np.array([0, 11, 22, 33])) is None  # on one line
+    tokens, labels = convex_hull(20)
+    assert (labels.sum(1) >= 3).all()
+    assert all(len(set(row)) == len(row) for row in tokens.tolist())

@@ -117,20 +117,6 @@ def test_a_head_is_right_by_its_sign_or_by_a_threshold_and_by_its_usual_sign():
     assert of(rows, reading="all heads, threshold", measure="sign")["value"] == 1
 
 
-def test_copies_occurred_once_and_are_likely_at_the_query_alone(monkeypatch):
-    for name, value in {"LIKELY": 4, "UNLIKELY": 10, "FIRST_QUERY": 6}.items():
-        monkeypatch.setattr(copies, name, value)
-    model, texts = decoder(), torch.stack([torch.randperm(40)[:20] for _ in range(6)])
-    found = copies.copies_of(model, texts)
-    assert found
-    for one in found:
-        ids, ranks = texts[one.text], model(texts[one.text, None]).logits[0].argsort(-1, descending=True)
-        assert one.key < one.before < one.query
-        assert (ids[: one.query + 1] == ids[one.key]).sum() == 1
-        assert ids[one.key] in ranks[one.query, :4]
-        assert ids[one.key] not in ranks[one.before, :10]
-
-
 def test_direct_effects_are_what_the_last_state_loses_on_the_copy_without_these_coefficients():
     model, ids, states = decoder(layers=1), torch.randperm(40)[:12], []
     model.model.layers[0].mlp.down_proj.weight.zero_()
