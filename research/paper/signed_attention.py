@@ -85,7 +85,7 @@ def draw(rows: dict[str, Row]) -> Figure:
             number = f"{value:+.2f}".replace("-", "−") if row.coefficients.min() < 0 else f"{value:.2f}"
             panel.text(x + BOX / 2, top - 1.03, number, fontsize=12, **centred)
     bar = figure.add_axes((0.3, 0.5 / HEIGHT, 0.4, 0.12 / HEIGHT))
-    scale.bar(figure, "", cax=bar, orientation="horizontal")
+    scale.draw(figure, "", cax=bar, orientation="horizontal")
     bar.tick_params(labelsize=11)
     bar.set_xlabel("attention coefficient", fontsize=11, labelpad=1)
     return figure
