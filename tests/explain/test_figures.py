@@ -81,7 +81,7 @@ def test_images_beyond_a_row_go_below_and_many_patches_carry_no_marks():
     ("scores", "message"),
     [
         (np.zeros((2, 16)), r"\(2, 16\)"),
-        (np.zeros((3, 4, 4)), "2 images, 3 score grids"),
+        (np.zeros((3, 4, 4)), "argument 2 is shorter"),
         (np.full((2, 4, 4), np.nan), "finite"),
     ],
 )

@@ -116,11 +116,6 @@ def image_heatmap(
     pixels = as_array(images)
     pictures = pixels.mean(axis=1) if pixels.ndim == 4 else pixels
     titles = titles or [""] * len(grids)
-    if not len(pictures) == len(grids) == len(titles):
-        raise ValueError(
-            f"expected one score grid and one title per image; "
-            f"got {len(pictures)} images, {len(grids)} score grids, {len(titles)} titles"
-        )
     across = min(len(grids), WIDE)
     down = -(-len(grids) // across)
     side = 1.6 if across > 3 else 2.8  # inches
@@ -129,7 +124,7 @@ def image_heatmap(
     for panel in panels[len(grids) :]:
         panel.set_axis_off()
     scale = scale or Scale.of(grids)
-    for panel, image, grid, title in zip(panels, pictures, grids, titles, strict=False):
+    for panel, image, grid, title in zip(panels[: len(grids)], pictures, grids, titles, strict=True):
         overlay(panel, image, grid, scale)
         panel.set_title(title, fontsize=9, parse_math=False)
     scale.draw(figure, unit, ax=list(panels), shrink=0.9)
@@ -142,8 +137,9 @@ def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale) -> No
     rows, columns = grid.shape
     low = float(image.min())
     high = max(float(image.max()), low + 1e-6)
-    darkest = low - (high - low) * LIGHTENED / (1 - LIGHTENED) if grid.any() else low
-    panel.imshow(image, cmap="gray", vmin=darkest, vmax=high)
+    if grid.any():
+        low -= (high - low) * LIGHTENED / (1 - LIGHTENED)
+    panel.imshow(image, cmap="gray", vmin=low, vmax=high)
     strength = np.sqrt(np.abs(grid) / scale.limit).clip(max=1)
     edges = (-0.5, width - 0.5, height - 0.5, -0.5)
     panel.imshow(grid, extent=edges, alpha=0.85 * strength, **scale.shading)

@@ -44,7 +44,10 @@ def token_shares(cache: ForwardCache) -> tuple[Tensor, ...]:
     recorder = _Recorder(cache)
     coefficients = recorder.record(cache)
     sequence_length(cache.model, cache.inputs, coefficients)
-    return tuple(_shares(upcast(a), block) for a, block in zip(coefficients, recorder.blocks, strict=True))
+    shares = []
+    for layer, block in zip(coefficients, recorder.blocks, strict=True):
+        shares.append(_shares(upcast(layer), block))
+    return tuple(shares)
 
 
 @dataclass

@@ -96,19 +96,23 @@ def integrated_relevance(
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
         function = InputFunction(cache, request, keep_first=keep_first)
         change = function.start - function.baseline
-        points = torch.cat([function.baseline + (step + 0.5) / steps * change for step in range(steps)])
+        shares = [(step + 0.5) / steps for step in range(steps)]
+        points = torch.cat([function.baseline + share * change for share in shares])
         # all points of one example at once; of many examples fewer, because of memory
         rows = len(change) * max(1, steps // len(change))
         gradients = torch.cat([_gradient(function, part) for part in points.split(rows)])
-        return function.by_token(change * gradients.unflatten(0, (steps, -1)).mean(0))
+        mean_gradient = gradients.unflatten(0, (steps, -1)).mean(0)
+        return function.by_token(change * mean_gradient)
 
 
 def _gradient(function: InputFunction, point: Tensor) -> Tensor:
     """The modified gradient of `y` at one point per example or several, `[points * batch, ...]`, of the same shape."""
     point = point.clone().requires_grad_()
+    examples = function.rows.repeat(len(point) // len(function.start))
     with relevance_rules(function.model):
-        y = function.score(point, function.rows.repeat(len(point) // len(function.start)))
-    return torch.autograd.grad(y.sum(), point)[0]
+        y = function.score(point, examples)
+    (gradient,) = torch.autograd.grad(y.sum(), point)
+    return gradient
 
 
 @contextmanager
@@ -127,7 +131,7 @@ def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
 
     def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         rules.paused += 1  # until the layer is observed
-        return scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE)
+        return shared_projections(query, key, value)
 
     def attended(*_: Any) -> None:
         rules.paused -= 1
@@ -151,9 +155,11 @@ class RelevanceRules(TorchFunctionMode):
         self.paused = 0  # depth of parts with a rule of their own
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
         if not torch.is_grad_enabled():  # such as accelerate's, which puts weights in their place
-            return function(*args, **kwargs or {})
-        args, kwargs = tree_map_only(nn.Parameter, Tensor.detach, (args, kwargs or {}))  # weights are constants
+            return function(*args, **kwargs)
+        # weights are constants
+        args, kwargs = tree_map_only(nn.Parameter, Tensor.detach, (args, kwargs))
         if self.paused or not _dependent(args, kwargs):
             return function(*args, **kwargs)
         return _apply(function, _operation(function), args, kwargs)
@@ -164,7 +170,7 @@ class RelevanceRules(TorchFunctionMode):
     def leave_activation(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
         self.paused -= 1
         with torch._C.DisableTorchFunction():
-            return proportional(args[0], output)
+            return Proportional.apply(args[0], output)
 
 
 def _operation(function: Callable) -> str:
@@ -189,7 +195,8 @@ def _apply(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
         return _layer_norm(*args, **kwargs)
     if name == "scaled_dot_product_attention":
         query, key, value, *more = args
-        return function(scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE), *more, **kwargs)
+        states = shared_projections(query, key, value)
+        return function(*states, *more, **kwargs)
     if name in QUOTIENTS:
         dividend, *divisor = args
         return function(dividend, *tree_map_only(Tensor, Tensor.detach, divisor), **kwargs)
@@ -215,27 +222,35 @@ def _proportional(function: Callable, name: str, args: tuple, kwargs: dict) -> T
     """A function `f` of one tensor as `x · f(x)/x`; a negative power is the constant scale of a norm."""
     x, *more = args or (kwargs.pop("input"),)
     overwritten = function.__name__ in (f"{name}_", f"__i{name}__")
-    if not isinstance(x, Tensor) or not x.requires_grad or _dependent(more) or overwritten:
+    if overwritten or _dependent(x) == 0 or _dependent(more) > 0:
         raise _no_rule(f"the operation {function.__name__}")
-    if kwargs.get("inplace"):
-        kwargs = kwargs | {"inplace": False}
+    if "inplace" in kwargs:
+        kwargs["inplace"] = False
     output = function(x, *more, **kwargs)
-    exponent = kwargs.get("exponent", more[0] if more else None)
+    exponent = kwargs.get("exponent", more[0] if more else 1)
     if name == "pow" and isinstance(exponent, int | float) and exponent < 0:
         return output.detach()
-    return proportional(x, output)
+    return Proportional.apply(x, output)
 
 
 def _layer_norm(
-    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Layer norm with a constant standard deviation; the parameters are those of torch."""
     dims = tuple(range(-len(normalized_shape), 0))
     states = upcast(input)
     centred = states - states.mean(dims, keepdim=True)
-    normed = centred * (centred.detach().pow(2).mean(dims, keepdim=True) + eps).rsqrt()
-    normed = normed if weight is None else normed * weight
-    return (normed if bias is None else normed + bias).to(input.dtype)
+    variance = centred.detach().pow(2).mean(dims, keepdim=True)
+    normed = centred * (variance + eps).rsqrt()
+    if weight is not None:
+        normed = normed * weight
+    if bias is not None:
+        normed = normed + bias
+    return normed.to(input.dtype)
 
 
 def _no_rule(what: str) -> NoRule:
@@ -245,12 +260,9 @@ def _no_rule(what: str) -> NoRule:
     )
 
 
-def proportional(x: Tensor, output: Tensor) -> Tensor:
-    """`output` as `x` times a constant `output / x`; no relevance is passed on where that is not finite."""
-    return _Proportional.apply(x, output)
+class Proportional(torch.autograd.Function):
+    """The output as `x` times a constant `output / x`; no relevance is passed on where that is not finite."""
 
-
-class _Proportional(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, output: Tensor) -> Tensor:
         ratio = output / x
@@ -264,7 +276,12 @@ class _Proportional(torch.autograd.Function):
         return gradient * ratio, None
 
 
-def scaled(x: Tensor, factor: float) -> Tensor:
+def shared_projections(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Query, key and value, which share the relevance of `a v`."""
+    return _scaled(query, QUERY), _scaled(key, KEY), _scaled(value, VALUE)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
     """`x`, with its gradient scaled by the factor."""
     x = x.view_as(x)
     if x.requires_grad:

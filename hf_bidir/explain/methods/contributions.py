@@ -42,8 +42,10 @@ def head_contributions(cache: ForwardCache, request: Request) -> Tensor:
 
 def edge_contributions(cache: ForwardCache, request: Request) -> tuple[Tensor, ...]:
     """`a_ij · ∂y/∂a_ij` of every layer, `[batch, heads, queries, keys]`; errors as in `contributions`."""
-    coefficients, gradients = coefficients_and_gradients(cache, request)
-    return tuple(upcast(a) * upcast(g) for a, g in zip(coefficients, gradients, strict=True))
+    edges = []
+    for coefficients, gradient in zip(*coefficients_and_gradients(cache, request), strict=True):
+        edges.append(upcast(coefficients) * upcast(gradient))
+    return tuple(edges)
 
 
 def coefficients_and_gradients(cache: ForwardCache, request: Request) -> tuple[list[Tensor], list[Tensor]]:
@@ -73,7 +75,8 @@ def value_weighted(cache: ForwardCache) -> tuple[Tensor, ...]:
                 "not what a key adds to a query; use contributions instead."
             )
         vectors = transformed_values(outputs[layer], value, coefficients.shape[1])
-        weighted.append(upcast(coefficients).abs() * vectors.norm(dim=-1).unsqueeze(2))
+        norms = vectors.norm(dim=-1).unsqueeze(2)  # [batch, heads, 1, keys]
+        weighted.append(upcast(coefficients).abs() * norms)
     return tuple(weighted)
 
 

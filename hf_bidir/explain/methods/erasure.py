@@ -49,7 +49,9 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
     before = nn.functional.pad(units[:, :-1], (1, 0), value=-1)
     begins = units != before
     with in_evaluation(model):
-        outputs = _repeated(text.outputs, len(cache.keep)) if shared else text.outputs
+        outputs: Any = text.outputs
+        if shared:
+            outputs = ModelOutput(logits=outputs.logits.expand(len(cache.keep), -1, -1))
         readout = readout_of(model, outputs, request, text.position)
         whole = readout(outputs)
         effects = torch.zeros(len(whole), text.length, dtype=whole.dtype, device=whole.device)
@@ -123,12 +125,6 @@ def _one_text(cache: ForwardCache) -> ForwardCache:
         return cache
     first = {name: value[:1] for name, value in cache.inputs.items()}
     return ForwardCache(cache.model, first, None if cache.units is None else cache.units[:1])
-
-
-def _repeated(outputs: ModelOutput, count: int) -> ModelOutput:
-    """The logits of one row as those of `count` examples."""
-    logits: Any = outputs["logits"]
-    return ModelOutput(logits=logits.expand(count, *logits.shape[1:]))
 
 
 def _attending_only(model: PreTrainedModel, others: Tensor, rescale: bool) -> AbstractContextManager[None]:
