@@ -25,7 +25,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Pr
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.files import read_json, save_figure
 from hf_bidir.explain import explain
-from hf_bidir.finetune.data.image_data import ImageCollator, read_digits
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.sources import read_digits
 from hf_bidir.finetune.record import RESULTS, is_finished
 from hf_bidir.hub import isolated_forward
 from hf_bidir.hub.card import write_card

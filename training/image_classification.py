@@ -30,16 +30,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import set_seed
+from transformers import AutoImageProcessor, set_seed
 
 from hf_bidir import BidirViTConfig
 from hf_bidir.cli.script import Options, parse, run_script
-from hf_bidir.common.errors import InputError
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
 from hf_bidir.finetune.arguments import ImageDataArguments, ModelArguments, RunArguments, ScheduleArguments, option
 from hf_bidir.finetune.data.image_data import (
     ImageCollator,
-    checkpoint_processor,
     new_image_processor,
     read_image_splits,
 )
@@ -75,7 +74,8 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
     splits = read_image_splits(data)
     if source:
         config = checkpoint_config(HEAD, shape, splits.names)
-        processor = checkpoint_processor(source, config)
+        with as_input_error(f"expected an image processor in {source}: ", OSError, ValueError):
+            processor = AutoImageProcessor.from_pretrained(source)
     else:
         size, patch = shape.image_size, shape.patch_size
         if patch < 1 or size % patch:
@@ -95,7 +95,7 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         train_dataset=splits.train,
         eval_dataset=splits.validation,
         processing_class=processor,
-        data_collator=ImageCollator.of(processor, data, mode),
+        data_collator=ImageCollator(processor, data, mode),
         eval_collator=ImageCollator(processor, mode=mode),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,

@@ -42,6 +42,9 @@ class SourceArguments:
     )
     split_seed: int = option(0, "Seed for choosing the held-out examples and samples, independent of --seed.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
+    drop_bad_rows: bool = option(
+        False, "Leave out rows without readable input or label, or of unusable classes; default: an error lists them."
+    )
 
     @property
     def files(self) -> dict[str, Any]:
@@ -65,9 +68,6 @@ class DataArguments(SourceArguments):
         None, "Examples that select the best checkpoint; default: a held-out share of the training data."
     )
     test_file: str | None = option(None, "Examples for the reported metrics, used once after training.")
-    drop_bad_rows: bool = option(
-        False, "Leave out rows without readable input or label, or of unusable classes; default: an error lists them."
-    )
 
 
 @dataclass

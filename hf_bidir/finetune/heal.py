@@ -235,15 +235,19 @@ def healing_data(
             fit_max_length(data, args.typed, student, source)
             # joined texts are what a model that generates text was pretrained on, and need no padding
             joined = student.can_generate() and processor.eos_token_id is not None
-            cut = cut_into_blocks if joined else cut_into_snippets
-            splits = sampled(cut(read_documents(data), processor, data.max_length), data)
+            documents, length = read_documents(data), data.max_length
+            if joined:
+                splits = cut_into_blocks(documents, processor, length, ["input_ids"])
+            else:
+                splits = cut_into_snippets(documents, processor, length)
+            splits = sampled(splits, data)
             _check_texts(splits.train, processor, source)
             return splits, processor, {"data_collator": DataCollatorWithPadding(processor)}
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             mode = image_mode(student.config)
             collators = {
-                "data_collator": ImageCollator.of(processor, data, mode),
+                "data_collator": ImageCollator(processor, data, mode),
                 "eval_collator": ImageCollator(processor, mode=mode),
             }
             return read_unlabelled_images(data), processor, collators

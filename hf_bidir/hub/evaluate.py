@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import snapshot_download
 from transformers import (
+    AutoImageProcessor,
     BatchEncoding,
     DataCollatorWithPadding,
     PreTrainedModel,
@@ -28,7 +29,7 @@ from hf_bidir.common.files import RECORD, read_json, write_json
 from hf_bidir.common.images import image_mode
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, TextDataArguments
-from hf_bidir.finetune.data.image_data import IMAGE, ImageCollator, checkpoint_processor, read_image_splits
+from hf_bidir.finetune.data.image_data import IMAGE, ImageCollator, read_image_splits
 from hf_bidir.finetune.data.sources import is_table
 from hf_bidir.finetune.data.splits import LABEL, Column, labelled_split, sampled, selected
 from hf_bidir.finetune.data.text_data import TEXT, cut_into_blocks, read_documents, read_texts, tokenize
@@ -237,7 +238,7 @@ def read_examples(
     rows = _read_file(file, arguments, column, split) if file else _read_data_set(arguments, split)
     examples = labelled_split(rows, split, arguments, column, orders)
     if column is IMAGE:
-        processor = checkpoint_processor(str(folder), model.config)
+        processor = AutoImageProcessor.from_pretrained(folder)
         return examples, source, ImageCollator(processor, mode=image_mode(model.config))
     tokenizer = saved_tokenizer(str(folder), model.config)
     know_padding(model.config, tokenizer)

@@ -25,8 +25,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from hf_bidir.finetune.data.image_data import read_digits
-from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.sources import read_digits, read_table
 from research.runs import command_line
 from research.synthetic import SETS, write_splits
 

@@ -27,7 +27,8 @@ import torch
 from benchmarks.runs import check_runs, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.finetune.data.image_data import ImageCollator, read_digits
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.sources import read_digits
 from research.explanations.tasks import sample
 from research.rank_collapse import STACKS
 from research.rank_collapse.report import draw, mean_and_interval, measured, models

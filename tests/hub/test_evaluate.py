@@ -15,7 +15,8 @@ from hf_bidir import BidirViTForImageClassification
 from hf_bidir.checkpoints.convert import convert_checkpoint
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
-from hf_bidir.finetune.data.image_data import ImageCollator, read_digits
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.sources import read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from tests.tiny_models import stock_model
 from training.checkpoints import CARDS

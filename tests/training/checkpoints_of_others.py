@@ -1,9 +1,11 @@
-"""Tiny stock checkpoints with tokenizers, of families other than BERT and ViT."""
+"""Tiny stock checkpoints with tokenizers or image processors, of families other than BERT and ViT."""
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from hf_bidir.finetune.data.image_data import new_image_processor
 
 TEXTS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 60}
 IMAGES = {k: v for k, v in TEXTS.items() if k != "vocab_size"} | {"image_size": 8, "patch_size": 4}
@@ -45,7 +47,9 @@ def checkpoint_of(family, folder, head="Model", words=TEXT, **fields):
     config = getattr(transformers, f"{family}Config")(**SHAPES[family] | fields)
     torch.manual_seed(0)
     getattr(transformers, family + head)(config).save_pretrained(folder)
-    if "image_size" not in SHAPES[family] and family != "CLIP":
+    if family in ("Dinov2", "Beit", "DeiT", "CLIP"):
+        new_image_processor(8).save_pretrained(folder)
+    else:
         special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
         numbers = {word: index for index, word in enumerate(dict.fromkeys([*special, *words.split()]))}
         tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))

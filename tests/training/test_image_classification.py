@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, pipeline
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.image_data import read_digits
+from hf_bidir.finetune.data.sources import read_digits
 from tests.training.checkpoints_of_others import checkpoint_of
 from training.image_classification import main
 

@@ -1,13 +1,13 @@
-"""Columns and rows that cannot be used, reported by the lines of their files, or left out."""
+"""Columns and rows that cannot be used: an error names them by the lines of their file, or rows are left out."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError, did_you_mean
+from hf_bidir.finetune.arguments import SourceArguments
 from hf_bidir.finetune.data.csv_files import row_lines
 
 if TYPE_CHECKING:
@@ -16,80 +16,63 @@ if TYPE_CHECKING:
 SHOWN = 5  # rows of a problem
 
 
-def find_column(where: str, split: Dataset, chosen: str | None, column: "Column") -> str:
-    """The chosen column, or the first usual one that exists.
+def find_column(split: Dataset, name: str, data: SourceArguments, column: "Column") -> str:
+    """The column that `data` chooses, or the first usual one that exists.
 
     Raises:
         InputError: there is none; the message names the option --<name>_column.
     """
+    chosen = getattr(data, f"{column.name}_column", None)
     candidates = [chosen] if chosen else column.guesses
     for candidate in candidates:
         if candidate in split.column_names:
             return candidate
     raise InputError(
-        f"{where} has no column {' or '.join(candidates)}; its columns are: {', '.join(split.column_names)}. "
+        f"the {name} split has no column {' or '.join(candidates)}; its columns are: {', '.join(split.column_names)}. "
         f"Choose one with --{column.name}_column.{did_you_mean(candidates[0], split.column_names)}"
     )
 
 
-@dataclass
-class BadRows:
-    """Rows of the splits that cannot be used: one error names all of them, or they are left out.
+def unusable_rows(split: Dataset, name: str, *columns: "Column") -> dict[int, str]:
+    """The problem of each row that lacks an entry in one of the columns."""
+    problems: dict[int, str] = {}
+    for column in columns:
+        for row in column.unusable(split, name, column.name):
+            problems.setdefault(row, f"no {column.name}")
+    return problems
 
-    Attributes:
-        files: the file of each split that has one.
-        drop: leave the rows out.
-        problems: rows by split and problem.
+
+def without_rows(
+    split: Dataset, name: str, problems: dict[int, str], data: SourceArguments, notes: list[str]
+) -> Dataset:
+    """The split without the rows that have a problem, and a note that names them.
+
+    Raises:
+        InputError: `data` does not say that bad rows are left out.
     """
-
-    files: Mapping[str, str]
-    drop: bool
-    problems: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-
-    def add(self, split: str, problem: str, rows: Iterable[int]) -> None:
-        """Add rows that have a problem, unless an earlier problem has them."""
-        if new := sorted(set(rows) - self.of(split)):
-            self.problems[split, problem] = new
-
-    def check(self, split: str, rows: Dataset, column: "Column") -> None:
-        """Add the rows without a usable entry in a column."""
-        self.add(split, f"no {column.name}", column.unusable(rows, split, column.name))
-
-    def of(self, split: str) -> set[int]:
-        """The rows of a split that have a problem."""
-        return {row for (name, _), rows in self.problems.items() if name == split for row in rows}
-
-    def settle(self, splits: dict[str, Dataset]) -> tuple[dict[str, Dataset], list[str]]:
-        """The splits without these rows, and notes of what was left out.
-
-        Raises:
-            InputError: rows must not be left out.
-        """
-        if not self.problems:
-            return splits, []
-        problems = []
-        for (name, problem), rows in self.problems.items():
-            problems.append(f"{self._place(name, splits[name], rows)}: {problem}")
-        if not self.drop:
-            correct = "\nCorrect these rows, or pass --drop_bad_rows to go on without them."
-            raise InputError("\n- ".join(["the data cannot be used:", *problems]) + correct)
-        rest = {}
-        for name, split in splits.items():
-            rows = set(range(len(split))) - self.of(name)
-            rest[name] = split.select(sorted(rows))
-        return rest, [f"Rows were left out. {'; '.join(problems)}."]
-
-    def _place(self, name: str, split: Dataset, rows: list[int]) -> str:
-        """The split and its rows, as lines of its file, or counted from 0 where rows are no lines."""
-        file = Path(self.files.get(name, ""))
-        where = f"{file.name} (the {name} split)" if file.name else f"the {name} split"
-        lines = row_lines(file) if file.is_file() else []
+    if not problems:
+        return split
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for row, problem in sorted(problems.items()):
+        rows_of[problem].append(row)
+    file = data.files.get(name)
+    lines = row_lines(Path(file)) if isinstance(file, str) else []
+    reports = []
+    for problem, rows in rows_of.items():
         if len(lines) == len(split):
-            return f"{where}, line {listed([lines[row] for row in rows])}"
-        return f"{where}, row {listed(rows)} (from 0)"
+            reports.append(f"line {listed([lines[row] for row in rows])}: {problem}")
+        else:
+            reports.append(f"row {listed(rows)} (from 0): {problem}")
+    title = f"{Path(file).name} (the {name} split)" if isinstance(file, str) else f"the {name} split"
+    report = f"rows of {title} that cannot be used: {'; '.join(reports)}"
+    if not data.drop_bad_rows:
+        raise InputError(f"{report}. Correct them, or pass --drop_bad_rows to go on without them.")
+    notes.append(f"Left out were {report}.")
+    return split.select([row for row in range(len(split)) if row not in problems])
 
 
 def listed(entries: list) -> str:
     """The first few entries, and how many more there are."""
-    more = f" and {len(entries) - SHOWN:,} more" if len(entries) > SHOWN else ""
-    return ", ".join(map(str, entries[:SHOWN])) + more
+    shown = ", ".join(map(str, entries[:SHOWN]))
+    more = len(entries) - SHOWN
+    return f"{shown} and {more:,} more" if more > 0 else shown

@@ -1,6 +1,7 @@
 """The dialect of a csv file, and the lines where rows of a file begin."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,9 @@ def csv_options(file: Path) -> dict[str, Any]:
     rows = csv_rows(file)
     _, header = next(rows, (1, []))
     line, first = next(rows, (1, []))
-    for name in filter(str.strip, header):
-        columns = [str(column) for column, other in enumerate(header, 1) if other == name]
-        if len(columns) > 1:
-            numbers = " and ".join(columns)
-            raise InputError(f"expected one name per column; columns {numbers} of {file} are both called {name!r}")
+    for name, count in Counter(header).items():
+        if name.strip() and count > 1:
+            raise InputError(f"expected one name per column; {count} columns of {file} are called {name!r}")
     if len(first) > len(header):  # pandas would take the first column for the names of rows
         raise InputError(
             f"expected {len(header)} fields in each row of {file}, as in its header; line {line} has {len(first)}. "

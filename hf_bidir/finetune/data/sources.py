@@ -7,15 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset
+import numpy as np
+from datasets import Dataset, Features, Image, Value, load_dataset
 from datasets import config as datasets_config
 from datasets.data_files import SPLIT_KEYWORDS
 from datasets.exceptions import DatasetGenerationError
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error, first_line
 from hf_bidir.common.files import sha256
 from hf_bidir.finetune.data.csv_files import ENCODING, csv_options
 
+DIGITS = "digits"
+DIGITS_WHITE = 16  # the scans hold 0 to 16
 BUILDERS = {
     ".parquet": "parquet",
     ".csv": "csv",
@@ -24,6 +29,7 @@ BUILDERS = {
     ".jsonl": "json",
     ".txt": "text",
 }
+SPLITS = ("train", "validation", "test")
 SPLIT_FOLDERS = {name for names in SPLIT_KEYWORDS.values() for name in names}  # train, test, val …
 
 
@@ -88,9 +94,27 @@ def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
     else:
         with as_input_error(f"cannot load the data set {name!r} from the Hub: ", Exception):
             splits = load_dataset(name, config)
-    if not isinstance(splits, DatasetDict) or "train" not in splits:
+    if "train" not in splits:
         raise InputError(f"expected a train split in {name!r}; it has: {', '.join(map(str, splits))}")
-    return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+    return {split: splits[split] for split in SPLITS if split in splits}
+
+
+def read_digits() -> dict[str, Dataset]:
+    """The 1,797 handwritten 8x8 digits that scikit-learn carries: 70 % train, 10 % validation, 20 % test.
+
+    The split is stratified by class and always the same.
+    """
+    digits = load_digits()
+    pixels = (digits.images * 255 / DIGITS_WHITE).round().astype(np.uint8)
+    encode = Image().encode_example
+    columns = {"image": list(map(encode, pixels)), "label": digits.target.tolist()}
+    features = Features({"image": Image(), "label": Value("int64")})
+    images = Dataset.from_dict(columns, features)
+    classes, rows = digits.target, np.arange(len(images))
+    rest, test = train_test_split(rows, test_size=0.2, random_state=0, stratify=classes)
+    train, validation = train_test_split(rest, test_size=0.125, random_state=0, stratify=classes[rest])
+    splits = {"train": train, "validation": validation, "test": test}
+    return {name: images.select(chosen) for name, chosen in splits.items()}
 
 
 def _existing(path: str) -> Path:
@@ -106,20 +130,20 @@ def _load(source: str, files: Iterable[Path], **options: Any) -> Any:
     with as_input_error(f"expected HF_HOME to be a folder that can be written; {cache} is not: ", OSError):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
-    content = "".join(map(sha256, filter(Path.is_file, sorted(files))))
-    key = hashlib.sha256(content.encode()).hexdigest()
+    digests = [sha256(file) for file in sorted(files) if file.is_file()]
+    key = hashlib.sha256("".join(digests).encode()).hexdigest()
     try:
         return load_dataset(source, description=key, **options)
     except (DatasetGenerationError, ValueError, OSError) as error:
-        where = ", ".join(map(str, files)) or options.get("data_files", source)
+        where = options.get("data_files", source)
         raise InputError(f"cannot read {where}: {first_line(error.__cause__ or error)}") from error
 
 
 def folder_digest(folder: Path) -> str:
     """The SHA-256 of the files in a folder, with their folders but without their names; hidden ones do not count."""
     lines = []
-    for file in folder.rglob("*"):
-        inside = file.relative_to(folder)
-        if file.is_file() and not any(part.startswith(".") for part in inside.parts):
-            lines.append(f"{inside.parent} {sha256(file)}")
+    for name in glob.glob("**", root_dir=folder, recursive=True):
+        file = folder / name
+        if file.is_file():
+            lines.append(f"{Path(name).parent} {sha256(file)}")
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()

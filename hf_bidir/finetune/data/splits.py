@@ -1,7 +1,8 @@
 """Train, validation and test split in one form: input columns, and for classifiers integer labels and their names."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +12,8 @@ from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import LabelledDataArguments, SourceArguments, UnlabelledDataArguments
-from hf_bidir.finetune.data.checks import BadRows, find_column, listed
-from hf_bidir.finetune.data.sources import read_hub
+from hf_bidir.finetune.data.checks import find_column, listed, unusable_rows, without_rows
+from hf_bidir.finetune.data.sources import DIGITS, read_digits, read_hub, read_table
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,21 @@ class Column:
     name: str
     guesses: tuple[str, ...]
     kind: Value | Image | None
-    read: Callable[[str], Dataset] | None = None
-    unusable: Callable[[Dataset, str, str], list[int]] | None = None
+    read: Callable[[str], Dataset]
+    unusable: Callable[[Dataset, str, str], list[int]]
 
 
-LABEL = Column("label", ("label", "labels"), None)
+def has_text(text: str | None) -> bool:
+    """Whether there is more than blanks."""
+    return bool(text and text.strip())
+
+
+def blank_rows(split: Dataset, name: str, column: str) -> list[int]:
+    """The rows without a text."""
+    return [row for row, text in enumerate(split[column]) if not has_text(text)]
+
+
+LABEL = Column("label", ("label", "labels"), None, read_table, blank_rows)
 
 
 @dataclass
@@ -59,14 +70,17 @@ class Splits:
     notes: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[str, Dataset]]:
         """The pairs (name, data set) of the splits that exist."""
-        pairs = (("train", self.train), ("validation", self.validation), ("test", self.test))
-        return ((name, split) for name, split in pairs if split is not None)
+        yield "train", self.train
+        yield "validation", self.validation
+        if self.test is not None:
+            yield "test", self.test
 
     def map(self, function: Callable, **options: Any) -> "Splits":
         """`Dataset.map` of every split."""
-        return replace(self, **{name: split.map(function, **options) for name, split in self})
+        mapped = {name: split.map(function, **options) for name, split in self}
+        return replace(self, **mapped)
 
     def note(self, sentence: str) -> None:
         """Add a note, and log it."""
@@ -80,85 +94,97 @@ def raw_splits(data: SourceArguments, *columns: Column) -> dict[str, Dataset]:
     Raises:
         InputError: there is no training data, or something named does not exist, cannot be read or lacks a column.
     """
-    files = data.files
-    if files and "train" not in files:
-        raise InputError("expected --train_file beside --validation_file and --test_file")
-    if not files and not data.dataset_name:
-        raise InputError("expected training data: give --train_file or --dataset_name; see --help")
-    if not files:
-        hub = read_hub(data.dataset_name, data.dataset_config)
-        return {name: selected(split, name, data, *columns) for name, split in hub.items()}
-    raw = {}
-    for name, paths in files.items():
-        paths = [paths] if isinstance(paths, str) else paths
-        tables = [selected(columns[0].read(path), name, data, *columns) for path in paths]
-        raw[name] = concatenate_datasets(tables)
-    return raw
+    files, source = data.files, data.dataset_name
+    if "train" in files:
+        raw = {}
+        for name, paths in files.items():
+            paths = [paths] if isinstance(paths, str) else paths
+            tables = [columns[0].read(path) for path in paths]
+            raw[name] = concatenate_datasets([selected(table, name, data, *columns) for table in tables])
+        return raw
+    if files or not source:
+        raise InputError("expected training data: give --train_file, or --dataset_name without other files")
+    hub = read_digits() if source == DIGITS else read_hub(source, data.dataset_config)
+    return {name: selected(split, name, data, *columns) for name, split in hub.items()}
 
 
 def selected(split: Dataset, name: str, data: SourceArguments, *columns: Column) -> Dataset:
     """The columns of a split under their names in the result, each of its kind. Raises InputError if one is missing."""
-    where = f"the {name} split"
-    renamed = {}
+    renamed: dict[str, str] = {}
     for column in columns:
-        chosen = getattr(data, f"{column.name}_column", None)
-        original = find_column(where, split, chosen, column)
+        original = find_column(split, name, data, column)
         if original in renamed:
             raise InputError(f"expected different columns for {renamed[original]} and {column.name}; got {original}")
         renamed[original] = column.name
     split = split.select_columns(list(renamed)).rename_columns(renamed)
     for column in columns:
-        if column.kind is not None and split.features[column.name] != column.kind:
-            with as_input_error(f"expected {column.name}s in that column of {where}: ", Exception):
+        if column.kind is not None:
+            with as_input_error(f"expected {column.name}s in that column of the {name} split: ", Exception):
                 split = split.cast_column(column.name, column.kind)
-    return split
+    return with_label_texts(split) if LABEL in columns else split
 
 
 def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column: Column) -> Splits:
     """Check inputs and labels, and hold out a validation split if there is none.
 
     Args:
-        raw: splits with the input column and `label`: "train", and "validation" and "test" if they exist.
+        raw: splits with the input column and `label` as text: "train", and "validation" and "test" if they exist.
 
     Raises:
-        InputError: labels that are no classes, fewer than two classes, or rows without input or label, or whose label
-            is unknown in the training split or too rare; one error names all rows.
+        InputError: fewer than two classes, or rows without input or label, or whose label is unknown in the training
+            split or too rare; the error names all rows of a split.
     """
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    bad = BadRows(data.files, data.drop_bad_rows)
-    raw = {name: _with_label_texts(split, name, column, bad) for name, split in raw.items()}
-    values = _classes(raw["train"]["label"][:], bad, hold_out="validation" not in raw)
+    problems = unusable_rows(raw["train"], "train", column, LABEL)
+    labels = raw["train"]["label"][:]
+    counts = Counter(label for row, label in enumerate(labels) if row not in problems)
+    if "validation" not in raw:
+        for row, label in enumerate(labels):
+            if row not in problems and counts[label] == 1:
+                problems[row] = "no other row of its class, so none can be held out for validation"
+                del counts[label]
+    values = _in_order(counts)
     names = data.class_names or values
     if len(values) < 2:
         raise InputError(f"expected at least two classes (of images: one folder per class); got {values}")
     if not len(values) == len(names) == len(set(names)):
         raise InputError(f"expected {len(values)} different class names, for the labels {listed(values)}; got {names}")
-    raw, left_out = _encoded(raw, values, bad)
-    notes += left_out
-    if "test" not in raw:
-        notes.append("There was no test split with labels, so there are no test numbers.")
-    return finished(raw, data, notes, names, values)
+    for name, split in raw.items():
+        if name != "train":
+            problems = unusable_rows(split, name, column, LABEL)
+        raw[name] = _encoded(split, name, problems, data, values, notes)
+    return finished(raw, notes, data, names, values)
 
 
 def labelled_split(
     split: Dataset, name: str, data: LabelledDataArguments, column: Column, orders: list[list[str]]
 ) -> Dataset:
     """A split whose labels are classes of a model, in the first of these orders that has one; errors as above."""
-    bad = BadRows(data.files, data.drop_bad_rows)
-    split = _with_label_texts(split, name, column, bad)
+    split = with_label_texts(split)
     present = set(split["label"])
     values = next((order for order in orders if present.intersection(order)), orders[0])
-    raw, notes = _encoded({name: split}, values, bad)
+    problems = unusable_rows(split, name, column, LABEL)
+    notes: list[str] = []
+    split = _encoded(split, name, problems, data, values, notes)
     for note in notes:
         logger.warning(note)
-    return raw[name]
+    return split
+
+
+def unlabelled_splits(raw: dict[str, Dataset], data: SourceArguments, *columns: Column) -> Splits:
+    """Check the columns of splits without classes, and hold out a validation split if there is none."""
+    notes: list[str] = []
+    for name, split in raw.items():
+        problems = unusable_rows(split, name, *columns)
+        raw[name] = without_rows(split, name, problems, data, notes)
+    return finished(raw, notes, data)
 
 
 def finished(
     raw: dict[str, Dataset],
-    data: SourceArguments,
     notes: list[str],
+    data: SourceArguments,
     names: Sequence[str] = (),
     values: Sequence[str] = (),
 ) -> Splits:
@@ -176,12 +202,19 @@ def finished(
         if len(split) == 0:
             raise InputError(f"the {name} split has no row that can be used")
     if "validation" not in raw:
-        notes.append(_hold_out(raw, data, raw["train"]["label"][:] if names else None))
+        classes = raw["train"]["label"][:] if names else None
+        notes.append(_hold_out(raw, data, classes))
     most = data.max_train_samples
     if most and most < len(raw["train"]):
         raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(most))
         notes.append(f"Trained on a random sample of {most} rows only.")
-    splits = Splits(raw["train"], raw["validation"], raw.get("test"), list(names), values=list(values))
+    splits = Splits(
+        train=raw["train"],
+        validation=raw["validation"],
+        test=raw.get("test"),
+        names=list(names),
+        values=list(values),
+    )
     for note in notes:
         splits.note(note)
     return splits
@@ -198,90 +231,76 @@ def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     most = data.max_eval_samples
     if most is not None and len(splits.validation) > most:
         splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(most))
-        note = f"Evaluated on a random sample of {most}."
-        if note not in splits.notes:
-            splits.notes.append(note)
+        splits.notes.append(f"Evaluated on a random sample of {most}.")
     return splits
 
 
-def _with_label_texts(split: Dataset, name: str, column: Column, bad: BadRows) -> Dataset:
-    """The split with its labels as texts, None for none; rows without input or label are bad."""
-    bad.check(name, split, column)
-    values, feature = split["label"][:], split.features["label"]
-    if isinstance(feature, ClassLabel):
-        labels = [None if value is None or value < 0 else feature.int2str(value) for value in values]
-    else:
-        labels = [_label_text(value) for value in values]
-    bad.add(name, "no label", [row for row, label in enumerate(labels) if label is None])
+def with_label_texts(split: Dataset) -> Dataset:
+    """The split with its labels as texts, the same for 1 and 1.0, and None for none."""
+    feature = split.features["label"]
+    labels: list[str | None] = []
+    for value in split["label"]:
+        if isinstance(feature, ClassLabel) and value is not None:
+            value = feature.int2str(value) if value >= 0 else None  # -1 stands for none
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None or value != value:  # NaN, as pandas writes none
+            labels.append(None)
+        elif isinstance(value, str | int):
+            labels.append(str(value))
+        else:
+            raise InputError(f"expected integers or names as labels; got {value!r}")
     return split.remove_columns("label").add_column("label", labels, feature=Value("string"))
 
 
-def _label_text(value: Any) -> str | None:
-    """A label as text, the same for 1 and 1.0; None for an empty one."""
-    if value is None or value != value:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, str | int):
-        raise InputError(f"expected integers or names as labels; got {value!r}")
-    return str(value) if str(value).strip() else None
-
-
-def _classes(labels: Sequence[str | None], bad: BadRows, hold_out: bool) -> list[str]:
-    """The labels of usable training rows: integers by size, others by letters; where rows are held out, rows of a class
-    without another row are bad."""
-    unusable = bad.of("train")
-    rows = {}
-    for row, label in enumerate(labels):
-        if row not in unusable:
-            rows.setdefault(label, []).append(row)
-    if hold_out:
-        rare = [label for label in rows if len(rows[label]) == 1]
-        problem = "no other row of its class, so none can be held out for validation"
-        bad.add("train", problem, [rows.pop(label)[0] for label in rare])
+def _in_order(labels: Collection[str]) -> list[str]:
+    """Integers by size, other labels by letters."""
     try:
-        return sorted(rows, key=int)
+        return sorted(labels, key=int)
     except ValueError:
-        return sorted(rows)
+        return sorted(labels)
 
 
-def _encoded(raw: dict[str, Dataset], values: list[str], bad: BadRows) -> tuple[dict[str, Dataset], list[str]]:
-    """The usable rows of the splits with the indices of `values` as labels, and notes; another label is a problem."""
-    for name, split in raw.items():
-        labels = split["label"][:]
-        unknown = [row for row, label in enumerate(labels) if label not in values]
-        different = sorted({str(labels[row]) for row in unknown})
-        bad.add(name, f"unknown labels {listed(different)}; known are {listed(values)}", unknown)
-    raw, notes = bad.settle(raw)
-    classes = ClassLabel(names=values)
-    return {name: split.cast_column("label", classes) for name, split in raw.items()}, notes
+def _encoded(
+    split: Dataset,
+    name: str,
+    problems: dict[int, str],
+    data: LabelledDataArguments,
+    values: list[str],
+    notes: list[str],
+) -> Dataset:
+    """The rows without problems, with the indices of `values` as labels; another label is a problem."""
+    labels = split["label"][:]
+    unknown = [row for row, label in enumerate(labels) if label not in values and row not in problems]
+    different = sorted({labels[row] for row in unknown})
+    reason = f"unknown labels {listed(different)}; known are {listed(values)}"
+    problems |= dict.fromkeys(unknown, reason)
+    usable = without_rows(split, name, problems, data, notes)
+    return usable.cast_column("label", ClassLabel(names=values))
 
 
 def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
-    """Replace a test split whose labels are all -1 (GLUE hides them) by the validation split; return notes."""
-    if "test" not in raw or set(raw["test"]["label"]) != {-1}:
+    """Replace a test split without labels (GLUE hides them as -1) by the validation split; return notes."""
+    if "test" not in raw or set(raw["test"]["label"]) - {None, "-1"}:
         return []
     del raw["test"]
-    if "validation" not in raw:
-        return ["The data set hides its test labels."]
-    raw["test"] = raw.pop("validation")
-    return ["The data set hides its test labels: its validation split became the test split."]
+    if "validation" in raw:
+        raw["test"] = raw.pop("validation")
+    return ["The data set hides its test labels; its validation split is the test split."]
 
 
 def _hold_out(raw: dict[str, Dataset], data: SourceArguments, classes: list[int] | None) -> str:
     """Move rows of the training split, in their order, into a validation split; return a note."""
-    train, share, seed = raw["train"], data.validation_share, data.split_seed
+    train = raw["train"]
+    share, seed = data.validation_share, data.split_seed
     with as_input_error("cannot hold out rows; give --validation_file or another --validation_share: "):
         if classes:
             rows = np.arange(len(train))
             rest, held_out = train_test_split(rows, test_size=share, random_state=seed, stratify=classes)
         else:
-            rows = Dataset.from_dict({"row": range(len(train))}).train_test_split(share, seed=seed)
-            rest, held_out = rows["train"]["row"], rows["test"]["row"]
+            rows = Dataset.from_dict({"row": range(len(train))})
+            parts = rows.train_test_split(share, seed=seed)
+            rest, held_out = parts["train"]["row"], parts["test"]["row"]
     raw["train"] = train.select(sorted(rest))
     raw["validation"] = train.select(sorted(held_out))
-    how = "stratified by class, " if classes else ""
-    return (
-        f"No validation split was given: {len(held_out)} training rows ({share:.0%}, {how}split seed {seed}) were "
-        "held out."
-    )
+    return f"No validation split was given: {len(held_out)} of {len(train)} training rows were held out."

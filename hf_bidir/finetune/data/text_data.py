@@ -1,10 +1,9 @@
 """Texts with classes, pairs of texts, and plain text: read, and made into tokens."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -14,27 +13,24 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTr
 from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import PairDataArguments, TextDataArguments, UnlabelledDataArguments
-from hf_bidir.finetune.data.checks import BadRows
 from hf_bidir.finetune.data.image_data import batch_generator
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.data.splits import LABEL, Column, Splits, finished, labelled_splits, raw_splits, without_test
+from hf_bidir.finetune.data.splits import (
+    LABEL,
+    Column,
+    Splits,
+    blank_rows,
+    has_text,
+    labelled_splits,
+    raw_splits,
+    unlabelled_splits,
+    without_test,
+)
 
 logger = logging.getLogger(__name__)
 
 JOINED = 10_000  # texts joined at once
 Rows = TypeVar("Rows", Dataset, Splits)
-
-
-def has_text(text: str | None) -> bool:
-    """Whether there is more than blanks."""
-    return bool(text and text.strip())
-
-
-def blank_rows(split: Dataset, name: str, column: str) -> list[int]:
-    """The rows without a text."""
-    return [row for row, text in enumerate(split[column]) if not has_text(text)]
-
-
 STRING = Value("string")
 TEXT = Column("text", ("text", "sentence"), STRING, read_table, blank_rows)
 SIDES = [Column(name, (name,), STRING, read_table, blank_rows) for name in ("source", "target")]
@@ -51,14 +47,7 @@ def read_pairs(data: PairDataArguments) -> Splits:
     Raises:
         InputError: the data cannot be used: no such file or column, or a row without a text.
     """
-    raw, bad = raw_splits(data, *SIDES), BadRows(data.files, data.drop_bad_rows)
-    for name, split in raw.items():
-        for column in SIDES:
-            bad.check(name, split, column)
-    raw, notes = bad.settle(raw)
-    if "test" not in raw:
-        notes.append("There was no test split, so there are no test numbers.")
-    return finished(raw, data, notes)
+    return unlabelled_splits(raw_splits(data, *SIDES), data, *SIDES)
 
 
 def read_documents(data: UnlabelledDataArguments) -> Splits:
@@ -67,19 +56,23 @@ def read_documents(data: UnlabelledDataArguments) -> Splits:
     Raises:
         InputError: no data, no such file or column, or nothing but empty texts.
     """
-    reader = partial(read_table, sample_by=getattr(data, "sample_by", "line"))
-    raw = without_test(raw_splits(data, replace(TEXT, read=reader)))
-    raw = {name: split.filter(has_text, input_columns="text") for name, split in raw.items()}
-    return finished(raw, data, [])
+    unit = getattr(data, "sample_by", "line")
+    column = replace(TEXT, read=partial(read_table, sample_by=unit))
+    raw = without_test(raw_splits(data, column))
+    for name, split in raw.items():
+        raw[name] = split.filter(has_text, input_columns="text")
+    return unlabelled_splits(raw, data)
 
 
 def tokenize(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Rows:
     """The rows with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
-
-    def to_ids(batch: dict[str, list]) -> dict[str, list]:
-        return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
-
-    return rows.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
+    options = {"truncation": True, "max_length": max_length, "return_token_type_ids": False}
+    return rows.map(
+        lambda batch: tokenizer(batch["text"], **options),
+        batched=True,
+        remove_columns="text",
+        desc="tokenizing",
+    )
 
 
 def tokenize_pairs(
@@ -97,7 +90,8 @@ def tokenize_pairs(
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
         sources = [prefix + source for source in batch["source"]]
         encoded = tokenizer(sources, truncation=True, max_length=max_length, return_token_type_ids=False)
-        return {**encoded, "labels": tokenizer(text_target=batch["target"], verbose=False)["input_ids"]}
+        targets = tokenizer(text_target=batch["target"], verbose=False)
+        return {**encoded, "labels": targets["input_ids"]}
 
     tokenized = splits.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
     for name, split in tokenized:
@@ -112,17 +106,24 @@ def tokenize_pairs(
 
 def cut_into_snippets(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
     """Each text cut into snippets of at most `max_length` tokens, as `input_ids` and `attention_mask`."""
-    options = {"return_overflowing_tokens": True, "return_token_type_ids": False}
 
     def cut(batch: dict[str, list]) -> dict[str, list]:
-        windows = tokenizer(batch["text"], truncation=True, max_length=max_length, **options)
+        windows = tokenizer(
+            batch["text"],
+            truncation=True,
+            max_length=max_length,
+            return_overflowing_tokens=True,
+            return_token_type_ids=False,
+        )
         return {name: windows[name] for name in ("input_ids", "attention_mask")}
 
     return splits.map(cut, batched=True, remove_columns="text", desc="cutting snippets")
 
 
-def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, size: int) -> Splits:
-    """The texts, each with an end token, joined and cut into blocks of `size` tokens, as `input_ids` and `labels`.
+def cut_into_blocks(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, size: int, columns: Sequence[str] = ("input_ids", "labels")
+) -> Splits:
+    """The texts, each with an end token, joined and cut into blocks of `size` tokens, the same in all columns.
 
     What is left of each `JOINED` texts is dropped.
 
@@ -135,12 +136,22 @@ def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, size: in
 
     def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
-        tokens = [*chain.from_iterable(ids if ids and ids[-1] == end else [*ids, end] for ids in rows)]
-        blocks = [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
-        return {"input_ids": blocks, "labels": blocks}
+        tokens: list[int] = []
+        for ids in rows:
+            tokens += ids
+            if ids[-1:] != [end]:
+                tokens.append(end)
+        starts = range(0, len(tokens) - size + 1, size)
+        blocks = [tokens[start : start + size] for start in starts]
+        return dict.fromkeys(columns, blocks)
 
-    options = {"batched": True, "batch_size": JOINED, "remove_columns": "text"}
-    blocks = splits.map(cut, desc=f"cutting blocks of {size} tokens", **options)
+    blocks = splits.map(
+        cut,
+        batched=True,
+        batch_size=JOINED,
+        remove_columns="text",
+        desc=f"cutting blocks of {size} tokens",
+    )
     for name, split in blocks:
         if len(split) == 0:
             raise InputError(
@@ -158,12 +169,13 @@ def fit_max_length(
         InputError: the model, read from `source`, has fewer positions.
     """
     positions, length = longest_text(model), getattr(data, option)
-    if option not in typed and positions is not None and positions < length:
-        logger.warning(f"Texts are cut to {positions} tokens, the positions that {source or 'the model'} has.")
-        setattr(data, option, length := positions)
-    if length <= 2 or (positions is not None and length > positions):
-        most = f" and at most {positions}, the positions that {source or 'the model'} has" if positions else ""
-        raise InputError(f"expected --{option} above 2{most}; got {length}")
+    if positions is None or length <= positions:
+        return
+    where = f"the positions that {source or 'the model'} has"
+    if option in typed:
+        raise InputError(f"expected --{option} of at most {positions}, {where}; got {length}")
+    logger.warning("Texts are cut to %d tokens, %s.", positions, where)
+    setattr(data, option, positions)
 
 
 @dataclass
@@ -175,7 +187,8 @@ class MaskingCollator:
 
     def __call__(self, examples: list[dict]) -> dict:
         masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share)
-        seed = batch_generator(bytes(str(example["input_ids"]), "ascii") for example in examples).initial_seed()
+        contents = [str(example["input_ids"]).encode() for example in examples]
+        seed = batch_generator(contents).initial_seed()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the accelerators too
             return masking(examples)

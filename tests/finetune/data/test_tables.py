@@ -74,7 +74,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         ("a.parquet", "x", "utf-8", "a.parquet.*Parquet"),
         ("a.csv", "text,label\n", "utf-8", "a.csv.*no data"),
         ("a.csv", "", "utf-8", "a.csv"),
-        ("a.csv", "text;label;text\nx;1;y\n", "utf-8", "columns 1 and 3 of .*a.csv.*'text'"),
+        ("a.csv", "text;label;text\nx;1;y\n", "utf-8", "2 columns of .*a.csv.*'text'"),
         ("a.log", "x\n", "utf-8", r"\.parquet, \.csv.*a.log"),
     ],
 )

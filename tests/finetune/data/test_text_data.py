@@ -79,7 +79,7 @@ def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tm
     assert (len(train), len(held_out), train & held_out) == (30, 10, set())
     for most, rows, notes in ((7, 7, 1), (10, 10, 0), (None, 10, 0)):
         data.max_eval_samples = most
-        sample = sampled(sampled(read_documents(data), data), data)
+        sample = sampled(read_documents(data), data)
         assert (len(sample.validation), sum("random sample" in note for note in sample.notes)) == (rows, notes)
 
 
@@ -97,7 +97,7 @@ def pairs(tmp_path):
 
 
 def test_pairs_without_a_source_or_target_are_named_by_line_or_left_out(pairs):
-    with pytest.raises(InputError, match=r"(?s)line 4: no source.*line 2: no target"):
+    with pytest.raises(InputError, match="line 2: no target; line 4: no source"):
         read_pairs(PairDataArguments(train_file=pairs))
     splits = read_pairs(PairDataArguments(train_file=pairs, validation_file=pairs, drop_bad_rows=True))
     assert splits.train[:] == {"source": ["w2 w3", "w6"], "target": ["w4", "w7 w8"]}
@@ -119,6 +119,5 @@ def test_the_default_length_is_lowered_to_the_positions_of_the_model_and_a_longe
     fit_max_length(data, {}, model, "some-bert")
     assert data.max_length == 32
     fit_max_length(data, {"max_length"}, model, "some-bert")
-    for length in (33, 2):
-        with pytest.raises(InputError, match=f"above 2 and at most 32, .* some-bert has; got {length}"):
-            fit_max_length(SimpleNamespace(max_length=length), {"max_length"}, model, "some-bert")
+    with pytest.raises(InputError, match=r"--max_length of at most 32, .* some-bert has; got 33"):
+        fit_max_length(SimpleNamespace(max_length=33), {"max_length"}, model, "some-bert")
