@@ -48,14 +48,6 @@ def explain(
         int | None, typer.Option(help="Only this layer, counted from 0; rollout and flow: the layers up to it.")
     ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
-    query: Annotated[
-        str | None,
-        typer.Option(help="With --layer and --head alone: why the head attends from this word of the text to --key."),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(help="With --query: the word attended to; by default that of the largest coefficient."),
-    ] = None,
     position: Annotated[
         int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
     ] = None,
@@ -77,17 +69,17 @@ def explain(
     ] = None,
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
     figures: Annotated[
-        list[str] | None, typer.Option("--figure", help="Also heads, rollout or flow; may be given several times.")
+        list[str] | None,
+        typer.Option("--figure", help="Also coefficients, heads, rollout or flow; may be given several times."),
     ] = None,
     output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
 
-    Prints the scores of largest magnitude and saves index.html, a page with the scores, and folded below them the
-    coefficients of one head. A token with a positive score supports the target, one with a negative score opposes it.
-    Patches are named by row and column, counted from 0. A text that exceeds the limit of a classifier is explained in
-    windows. Put -- before a text that begins with a dash.
+    Prints the scores of largest magnitude and saves a page, index.html. A token with a positive score supports the
+    target, one with a negative score opposes it. Patches are named by row and column, counted from 0. Of a text that
+    exceeds the limit of a classifier the beginning is explained. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
@@ -105,45 +97,36 @@ def explain(
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
     hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
-    hf-bidir explain model_cards/sst2-minilm-tanhmax "not a dull film" --layer 3 --head 2 --query dull --key not
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     """
-    options: dict[str, Any] = {
+    choices: dict[str, Any] = {
         "method": method,
         "target": target,
         "instead_of": instead_of,
         "position": position,
+        "layer": layer,
+        "head": head,
         "continuation": continuation,
         "new_tokens": new_tokens,
         "size": size,
         "against": against,
         "segments": segments,
-        "figures": figures or None,
+        "figures": figures or (),
     }
     with running("explain"):
         from transformers.utils import logging
 
         from hf_bidir.explain import api
         from hf_bidir.explain.draw.page import holds_explanation, write_explanation
-        from hf_bidir.explain.head_score import explain_head
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
         logging.disable_progress_bar()  # for loading the weights
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
-        source = _messages(text_or_image) if chat else text_or_image
-        chosen = {name: value for name, value in options.items() if value is not None}
-        if query is None and key is None:
-            model, processor = load_checkpoint(checkpoint)
-            _check_no_file(model, source)
-            explanation = api.explain(model, processor, source, layer=layer, head=head, **chosen)
-        elif None in (query, layer, head) or chosen:
-            raise ValueError(
-                "the attention of one head is explained with --layer, --head and --query, and --key if you like; leave "
-                "out what else is explained."
-            )
-        else:
-            explanation = explain_head(*load_checkpoint(checkpoint), source, (layer, head), query, key)
+        inputs = _messages(text_or_image) if chat else text_or_image
+        model, processor = load_checkpoint(checkpoint)
+        _check_no_file(model, inputs)
+        explanation = api.explain(model, processor, inputs, **choices)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"

@@ -27,7 +27,6 @@ _HOMES = {
     "erasure_by_token": "methods.erasure",
     "explain": "api",
     "explain_each": "api",
-    "explain_head": "head_score",
     "gradient_rollout": "methods.chefer",
     "head_contributions": "methods.contributions",
     "image_heatmap": "draw.figures",
@@ -41,7 +40,6 @@ _HOMES = {
     "token_scores": "methods",
     "token_shares": "methods.alti",
     "value_weighted": "methods.contributions",
-    "word_table": "tables",
 }
 __all__ = sorted(_HOMES)  # pyright: ignore
 

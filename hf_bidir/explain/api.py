@@ -7,22 +7,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import kind_of, text_limit
 from hf_bidir.explain.forward import ForwardCache, check_kind, reads_images, takes_embedding
-from hf_bidir.explain.inputs.text import Example, Text, after, check_prompt, read_text, shortened, visible
+from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import sink_note
-from hf_bidir.explain.prediction import Prediction, at_token, predictions
+from hf_bidir.explain.prediction import at_token, predictions
 from hf_bidir.explain.registry import LAYER_DEFAULT, METHODS, NoRule
 from hf_bidir.explain.request import COEFFICIENTS, HEADS, TRACED, Request, why_fast
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 
-UNKNOWN = 5  # unknown words in a note
 ONE = str | Path | Image.Image
 
 
@@ -138,29 +137,28 @@ def parted(tokenizer: Any, text_or_image: Any, request: Request) -> Any:
 
 
 def _several(inputs: Any) -> Iterable[ONE]:
-    """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair."""
-    if isinstance(inputs, tuple):
-        raise ValueError(
-            "expected texts or images in a list, got a tuple, which is a pair of texts; pairs cannot be explained yet. "
-            "Pass a list to explain each text."
-        )
-    is_table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
-    if is_table or isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
+    """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair, and a table has columns."""
+    is_table = getattr(inputs, "ndim", 1) != 1
+    if is_table or isinstance(inputs, ONE | Mapping | tuple) or not isinstance(inputs, Iterable):
         raise ValueError(
             f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
-            "table. `explain` takes a single text or image too, and `token_scores` takes tokenized inputs."
+            "table. A tuple is a pair of texts, which cannot be explained yet. `explain` takes a single text or image "
+            "too, and `token_scores` takes tokenized inputs."
         )
     return inputs
 
 
 def _pads(model: PreTrainedModel, processor: Any) -> bool:
     """Whether texts of different lengths can form a batch: the tokenizer and the config have a padding token."""
-    return all(getattr(part, "pad_token_id", None) is not None for part in (processor, model.config.get_text_config()))
+    owners = processor, model.config.get_text_config()
+    return all(getattr(owner, "pad_token_id", None) is not None for owner in owners)
 
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request) -> Example:
     """The model inputs of a text or an image."""
     check_kind(type(model), model.config)
+    if takes_embedding(model) and isinstance(text_or_image, str):
+        text_or_image = model.prompt + text_or_image
     text = parted(processor, text_or_image, request)
     if reads_images(model):
         from hf_bidir.explain.inputs.image import read_image
@@ -173,8 +171,6 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Re
             f"expected a text for {type(model).__name__}, got {type(text).__name__}; pass the text itself. "
             "Pairs of texts cannot be explained yet."
         )
-    if takes_embedding(model):
-        text = after(model.prompt, text)
     example = read_text(processor, text, text_limit(model, processor))
     if kind_of(model).causal:
         check_prompt(model, processor, example)
@@ -188,25 +184,43 @@ def _explanations(
     kind = kind_of(model)
     if kind.per_token:
         request = at_token(model, processor, examples[0], request)
-    inputs, units = _batch(processor, examples)
-    cache = ForwardCache(model, inputs, units)
-    chosen = request.resolved(model, cache.passes)
-    if METHODS[str(chosen.method)].of_outputs and kind.causal and not request.figures:
+    cache = ForwardCache(model, *_batch(processor, examples))
+    resolved = request.resolved(model, cache.passes)
+    if resolved.entry.of_outputs and kind.causal and not request.figures:
         cache.layers = ()  # coefficients of a long prompt are large, and not needed
-    notes = [] if request.method else [why_fast(chosen.method, cache.passes)]
-    predicted = predictions(cache, chosen, processor)
+    note = "" if request.method else why_fast(resolved.method, cache.passes)
+    predicted = predictions(cache, resolved, processor)
     try:
-        scores = METHODS[str(chosen.method)].scores(cache, chosen)
+        scores = resolved.entry.scores(cache, resolved)
     except NoRule as error:
         if request.method is not None:
             raise
-        notes.append(f"The default method, {chosen.method}, does not apply: {error}")
-        chosen = replace(chosen, method=LAYER_DEFAULT)
-        scores = METHODS[LAYER_DEFAULT].scores(cache, chosen)
+        note = f"The default method, {resolved.method}, does not apply: {error}"
+        resolved = replace(resolved, method=LAYER_DEFAULT)
+        scores = resolved.entry.scores(cache, resolved)
     for example, prediction, row in zip(examples, predicted, scores.cpu(), strict=True):
-        explanation = _explanation(example, prediction, row, chosen)
-        explanation.notes[:0] = [*_lost(example, processor), *filter(None, notes)]
-        yield _with_figures(explanation, cache, chosen) if request.figures else explanation
+        by_token = _by_token(example, row, str(resolved.method))
+        explanation = Explanation(
+            **vars(prediction),
+            example=example,
+            method=str(resolved.method),
+            layer=request.layer,
+            head=request.head,
+            scores=by_token,
+            notes=list(
+                filter(None, [*_lost(example, processor), note, _sink(example, str(resolved.method), by_token)])
+            ),
+        )
+        yield _with_figures(explanation, cache, resolved) if request.figures else explanation
+
+
+def _by_token(example: Example, scores: Tensor, method: str) -> Tensor:
+    """Scores `[tokens]` of a method from those of an example's row."""
+    return example.by_token(scores[: len(example.token_of_piece)].cpu(), METHODS[method].additive)
+
+
+def _sink(example: Example, method: str, scores: Tensor) -> str:
+    return sink_note(method, example.tokens, example.special, scores)
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -215,48 +229,30 @@ def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], 
     if len(examples) > 1:
         rows = [{name: value[0] for name, value in example.inputs.items()} for example in examples]
         inputs = dict(processor.pad(rows, padding_side="right", return_tensors="pt"))
-    if not examples[0].whole:
-        return inputs, None
-    units = [example.token_of_piece for example in examples]
-    return inputs, torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1)
-
-
-def _explanation(example: Example, prediction: Prediction, scores: Tensor, request: Request) -> Explanation:
-    """The explanation with scores `[length]` of a row."""
-    method = METHODS[str(request.method)]
-    by_token = example.by_token(scores[: len(example.token_of_piece)], method.additive)
-    sink = sink_note(str(request.method), example.tokens, example.special, by_token)
-    return Explanation(
-        example=example,
-        explained=prediction.explained,
-        method=str(request.method),
-        layer=request.layer,
-        head=request.head,
-        scores=by_token,
-        value=prediction.value,
-        target=prediction.target,
-        instead_of=prediction.instead_of,
-        notes=[sink] if sink else [],
-    )
+    units = None
+    if examples[0].whole:
+        units = pad_sequence([example.token_of_piece for example in examples], batch_first=True, padding_value=-1)
+    return inputs, units
 
 
 def _with_figures(explanation: Explanation, cache: ForwardCache, request: Request) -> Explanation:
     """The explanation with what was asked for beside the scores."""
-    example, traced, coefficients, heads = explanation.example, {}, None, None
-    if COEFFICIENTS in request.figures:
+    example, figures = explanation.example, request.figures
+    coefficients, heads, traced = None, None, {}
+    if COEFFICIENTS in figures:
         from hf_bidir.explain.coefficients import head_of_query
 
         coefficients = head_of_query(cache, example, request)
-    if HEADS in request.figures:
+    if HEADS in figures:
         from hf_bidir.explain.methods.contributions import head_contributions
 
         heads = head_contributions(cache, request)[0].sum(-1)
-    for name in (name for name in TRACED if name in request.figures):
-        scores = METHODS[name].scores(cache, replace(request, method=name))[0]
-        traced[name] = example.by_token(scores, METHODS[name].additive)
-        if sink := sink_note(name, example.tokens, example.special, traced[name]):
-            explanation.notes.append(sink)
-    return replace(explanation, heads=heads, traced=traced, coefficients=coefficients)
+    for name in TRACED:
+        if name in figures:
+            traced[name] = _by_token(example, METHODS[name].scores(cache, request)[0], name)
+    sinks = [_sink(example, name, scores) for name, scores in traced.items()]
+    notes = [*explanation.notes, *filter(None, sinks)]
+    return replace(explanation, coefficients=coefficients, heads=heads, traced=traced, notes=notes)
 
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:
@@ -265,11 +261,11 @@ def _lost(example: Example, tokenizer: Any) -> list[str]:
     if example.truncated:
         notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
     unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is None or example.grid is not None:
-        return notes
-    places = example.token_of_piece[example.inputs["input_ids"][0] == unknown].tolist()
-    words = dict.fromkeys(visible(shortened(example.tokens[at])) for at in places if not example.special[at])
-    if words:
-        named = ", ".join([*list(words)[:UNKNOWN], *["…"] * (len(words) > UNKNOWN)])
-        notes.append(f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}.")
+    if unknown is not None and example.grid is None:
+        read_as_unknown = example.inputs["input_ids"][0] == unknown
+        places = example.token_of_piece[read_as_unknown].tolist()
+        words = [visible(shortened(example.tokens[at])) for at in places if not example.special[at]]
+        if words:
+            named = ", ".join(dict.fromkeys(words))
+            notes.append(f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}.")
     return notes

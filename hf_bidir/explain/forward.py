@@ -41,7 +41,8 @@ class ForwardCache:
         layers: Sequence[nn.Module] | None = None,
     ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
-            self.model, self.inputs = model, prepared_inputs(model, inputs)
+            self.model = unwrapped(model)
+            self.inputs = prepared_inputs(self.model, inputs)
         self.units, self.layers = units, layers
         self.values: Values = []
         self._outputs: ModelOutput | None = None
@@ -87,7 +88,8 @@ class ForwardCache:
     def passes(self) -> int:
         """The forward passes that erasure takes per text, one for each token or segment."""
         if self.units is not None:
-            return int((self.units.diff() != 0).sum(-1).max()) + 1
+            edges = self.units.diff() != 0
+            return int(edges.sum(-1).max()) + 1
         return self.main_input.shape[-1]
 
     @property
@@ -98,8 +100,9 @@ class ForwardCache:
     @property
     def keep(self) -> Tensor:
         """Boolean `[batch, length]`, False for padding."""
-        is_text = self.main_input.dim() == 2
-        return keep_mask_of(self.inputs, self.main_input.shape[1] if is_text else self.coefficients[-1].shape[-1])
+        is_image = reads_images(self.model)
+        length = self.coefficients[-1].shape[-1] if is_image else self.main_input.shape[1]
+        return keep_mask_of(self.inputs, length)
 
     @property
     def position(self) -> Tensor:
@@ -122,11 +125,6 @@ def model_within(model: Any, processor: Any) -> PreTrainedModel:
 
 def check_bidir(model: PreTrainedModel) -> None:
     """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, passes."""
-    if unwrapped(model) is not model:
-        raise ValueError(
-            f"expected the {type(unwrapped(model)).__name__} itself, got a {type(model).__name__} around it; "
-            "hf_bidir.explain.explain and token_scores take both."
-        )
     check_attends(model)
 
 
@@ -175,11 +173,10 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
         )
     tensors = {key: value for key, value in inputs.items() if key != "labels" and isinstance(value, Tensor)}
     main = tensors.get(model.main_input_name)
-    if main is None or main.dim() not in (2, 4) or not main.numel():
-        shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    if main is None or not main.numel():
         raise ValueError(
-            "expected input_ids [batch, length] or pixel_values [batch, channels, height, width] as tensors "
-            f'(return_tensors="pt"), not empty; got {shapes} for {name}, whose main input is {model.main_input_name}.'
+            f"expected {model.main_input_name} of {name} as a tensor, not empty, as processors return it with "
+            f'return_tensors="pt"; got {list(tensors) or "no tensor"}.'
         )
     count = vocabulary_of(model)
     if count is not None and main.max() >= count:
@@ -238,35 +235,37 @@ class _Reader:
 
     def __init__(self, layer: nn.Module, maps: list[Tensor], values: Values) -> None:
         self.layer, self.maps, self.values = layer, maps, values
-        self.differential = is_differential(layer)
-        self.parts: list[Tensor] = []  # values of the calls of a run
-        self.coefficients = torch.empty(0)  # made of the map, so that y depends on it
+        self.parts: list[Tensor] = []  # values of the calls of a run of differential attention
+        self.coefficients = torch.empty(0)
 
     def edit(self, coefficients: Tensor) -> Tensor:
         if self.parts:  # a later call of a run
             return self.coefficients
-        signed_map, rebuilt = coefficients, None
-        if self.differential:
+        if is_differential(self.layer):
             from hf_bidir.explain.signed_maps import difference
 
             signed_map, rebuilt = difference(self.layer, coefficients)
+            self.coefficients = rebuilt(self._added(signed_map))  # made of the map, so that y depends on it
+            return self.coefficients
+        return self._added(coefficients)
+
+    def _added(self, signed_map: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not signed_map.requires_grad:
             signed_map.requires_grad_()
         self.maps.append(signed_map)
-        self.coefficients = signed_map if rebuilt is None else rebuilt(signed_map)
-        return self.coefficients
+        return signed_map
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         value = value.detach()
-        if not self.differential:
-            self.values.append((layer, value))
-            return
-        from hf_bidir.explain.signed_maps import joined_values
+        if is_differential(layer):
+            from hf_bidir.explain.signed_maps import joined_values
 
-        self.parts.append(value)
-        if (whole := joined_values(layer, self.parts)) is not None:
-            self.values.append((layer, whole))
-            self.parts = []
+            self.parts.append(value)
+            whole = joined_values(layer, self.parts)
+            if whole is None:
+                return
+            value, self.parts = whole, []
+        self.values.append((layer, value))
 
 
 def is_differential(layer: nn.Module) -> bool:
@@ -303,7 +302,8 @@ def check_exists(name: str, index: int | None, count: int) -> None:
 
 def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
     """The position that the output is read from, `[batch]`: the first token, or the last one in causal attention."""
-    causal = coefficients.shape[-2] == coefficients.shape[-1] and not coefficients.triu(1).any()
+    *_, queries, keys = coefficients.shape
+    causal = queries == keys and not coefficients.triu(1).any()
     positions = torch.arange(keep.shape[1], device=keep.device)
     return (positions * keep * causal).argmax(-1)
 
@@ -311,14 +311,16 @@ def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
 def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
     """One position for all examples, or one per example, as `[batch]`; raises ValueError if it is not in `keep`."""
     batch, length = keep.shape
-    positions = torch.as_tensor(position, device=keep.device)
-    if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
-        raise ValueError(f"expected one position, or one per example ({batch}), got {position}.")
-    positions = positions.long().reshape(-1).expand(batch)
-    at_token = keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)
-    if not (at_token & (positions >= 0) & (positions < length)).all():
-        raise ValueError(f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}.")
-    return positions
+    positions = torch.as_tensor(position, device=keep.device).reshape(-1)
+    inside = (positions >= 0) & (positions < length)
+    if len(positions) in (1, batch) and inside.all():
+        positions = positions.expand(batch)
+        if keep.gather(1, positions.unsqueeze(1)).all():
+            return positions
+    raise ValueError(
+        f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}. Give one for all "
+        f"examples, or one per example ({batch})."
+    )
 
 
 def patch_size(model: PreTrainedModel) -> tuple[int, int]:

@@ -12,17 +12,18 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, check_exists, record_maps
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, record_maps
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
 from hf_bidir.explain.methods import sink_note
-from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.request import COEFFICIENTS, Request, methods_of, why_fast
+from hf_bidir.explain.request import Request, methods_of, why_fast
 from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
+Rows = dict[str, list[Tensor]]  # scores [source] of each generated token, by unit
 ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION, RELEVANCE, MAGNITUDE, COEFFICIENT = "a · ∂y/∂a", "relevance", "mean |a|", "coefficient a"
+WHAT = {"contributions": f"Contributions {CONTRIBUTION}", "attnlrp": "Relevance (AttnLRP)"}
 SUPPORTS = "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable"
 
 
@@ -53,36 +54,37 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text, method
         inputs = _on_device(model, example)
         ids = model.generate(**inputs, num_beams=1, do_sample=False)
         inputs["decoder_input_ids"] = ids[:, :-1]
-        if method == "attnlrp":
-            unit, rows = RELEVANCE, _relevance(model, inputs, ids)
-            scores, what = {unit: rows}, "Relevance (AttnLRP)"
-        else:
-            contributions, attended = _contributions(model, inputs, ids)
-            attention = MAGNITUDE if attends_between_tokens(model) else COEFFICIENT
-            scores, what = {CONTRIBUTION: contributions, attention: attended}, f"Contributions {CONTRIBUTION}"
+        explained = _relevance if method == "attnlrp" else _contributions
+        rows = explained(model, inputs, ids[0, 1:])
+    generated = tokenizer.decode(ids[0], skip_special_tokens=True)
     cut = f" The source was truncated by {example.truncated} tokens." if example.truncated else ""
     return Alignment(
         source=[visible(token) for token in example.tokens],
         written=spelled(tokenizer, ids[0, 1:].tolist()),
-        explained=f'Generated: "{visible(tokenizer.decode(ids[0], skip_special_tokens=True))}".{cut}',
-        what=f"{what} of source words to y, {LOGIT}",
-        scores={unit: example.by_token(rows.cpu()) for unit, rows in scores.items()},
+        explained=f'Generated: "{visible(generated)}".{cut}',
+        what=f"{WHAT[method]} of source words to y, {LOGIT}",
+        scores={unit: example.by_token(torch.stack(scores).cpu()) for unit, scores in rows.items()},
         first_length=len(example.tokens),
         how_to_read=SUPPORTS,
     )
 
 
 def _on_device(model: PreTrainedModel, example: Example) -> dict[str, Tensor]:
-    return {name: example.inputs[name].clone().to(device_of(model)) for name in ("input_ids", "attention_mask")}
+    device = device_of(model)
+    return {
+        "input_ids": example.inputs["input_ids"].to(device),
+        "attention_mask": example.inputs["attention_mask"].to(device),
+    }
 
 
 def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
     """`y` of every id `[generated]`, from logits `[generated, vocabulary]`."""
-    return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.mean(-1)
+    chosen = logits.gather(-1, ids.unsqueeze(-1))
+    return chosen.squeeze(-1) - logits.mean(-1)
 
 
-def _contributions(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Contributions of the source tokens for each generated id, and the attention to them, `[generated, source]`."""
+def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> Rows:
+    """Contributions of the source tokens `[source]` for each generated id, and the attention to them, by unit."""
     crossing, between_tokens = set[nn.Module](), attends_between_tokens(model)
 
     def note(layer: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -92,23 +94,26 @@ def _contributions(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tenso
     with hooked(signed_layers(model), before=note):
         outputs, maps, values = record_maps(model, inputs)
     if between_tokens:
-        maps = [a for a, (layer, _) in zip(maps, values, strict=True) if layer in crossing]
+        layers = [layer for layer, _ in values]
+        maps = [a for a, layer in zip(maps, layers, strict=True) if layer in crossing]
     if not maps:
         raise ValueError(f"{type(model).__name__} has no signed layer whose keys come from the encoder.")
     contributions, attended = [], []
-    for step, y in enumerate(_explained_logits(outputs.logits[0], ids[0, 1:])):
+    for step, y in enumerate(_explained_logits(outputs.logits[0], ids)):
         # a model with one query per step calls its layer for each, others once for all
         calls, query = (maps, step) if between_tokens else ([maps[step]], 0)
         gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
-        coefficients = torch.stack([a.detach()[0, :, query].float() for a in calls])  # [layers, heads, source]
-        slopes = torch.stack([gradient[0, :, query].float() for gradient in gradients])
+        coefficients = torch.stack([a[0, :, query] for a in calls]).detach().float()  # [layers, heads, source]
+        slopes = torch.stack([gradient[0, :, query] for gradient in gradients]).float()
         contributions.append((coefficients * slopes).sum((0, 1)))
-        attended.append(coefficients.abs().mean((0, 1)) if between_tokens else coefficients[0, 0])
-    return torch.stack(contributions), torch.stack(attended)
+        magnitude = coefficients.abs().mean((0, 1))
+        attended.append(magnitude if between_tokens else coefficients[0, 0])
+    unit = MAGNITUDE if between_tokens else COEFFICIENT
+    return {CONTRIBUTION: contributions, unit: attended}
 
 
-def _relevance(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The relevance of the source tokens for each generated id, `[generated, source]`, with the ids before it given."""
+def _relevance(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> Rows:
+    """The relevance of the source tokens `[source]` for each generated id, with the ids before it given."""
     from hf_bidir.explain.methods.attnlrp import relevance_rules
 
     embedding = model.get_encoder().get_input_embeddings()
@@ -122,10 +127,10 @@ def _relevance(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -
     with hooked([embedding], after=first_call_of_the_encoder), relevance_rules(model):
         logits = model(**inputs).logits[0]
     rows = []
-    for y in _explained_logits(logits, ids[0, 1:]):
+    for y in _explained_logits(logits, ids):
         (gradient,) = torch.autograd.grad(y, start, retain_graph=True)
         rows.append((start * gradient)[0].sum(-1).detach())
-    return torch.stack(rows)
+    return {RELEVANCE: rows}
 
 
 def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Request) -> Alignment:
@@ -134,104 +139,92 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     One row per following token, over the prompt and the tokens generated before it, and 0 for later tokens.
     """
     example = read_text(tokenizer, prompt, text_limit(model, tokenizer))
-    start = len(example.token_of_piece)
-    ids = torch.cat([example.inputs["input_ids"][0], _following(model, tokenizer, prompt, example, request)])
-    generated = ids[start:]
-    text = {"input_ids": ids[None, :-1], "attention_mask": torch.ones_like(ids[None, :-1])}
-    units = None
-    if example.whole:
-        following = len(example.tokens) + torch.arange(len(generated) - 1)
-        units = torch.cat([example.token_of_piece, following])[None]
-    layers = signed_layers(model)
-    check_exists("layer", request.layer, len(layers))
-    attending = layers[-1 if request.layer is None else request.layer]
-    cache = ForwardCache(model, text, units, layers=[attending] if COEFFICIENTS in request.figures else [])
-    chosen = request.resolved(model, cache.passes)
-    chosen = replace(chosen, target=generated, position=torch.arange(start - 1, len(ids) - 1))
-    name, method = str(chosen.method), METHODS[str(chosen.method)]
-    scores = prediction_scores(model, text, chosen, units)
+    generated = _following(model, tokenizer, prompt, example, request)
+    written = spelled(tokenizer, generated.tolist())
+    source = _extended(example, generated[:-1], written[:-1])
+    units = source.token_of_piece[None] if source.whole else None
+    cache = ForwardCache(model, source.inputs, units, layers=[])
+    resolved = request.resolved(model, cache.passes)
+    name, method = str(resolved.method), resolved.entry
+    positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
+    scores = prediction_scores(cache, replace(resolved, target=generated, position=positions))
+    by_token = source.by_token(scores, method.additive)
     # of a conversation the messages, not what its template wrote
-    shown = [at for at, special in enumerate(example.special) if not (special and prompt.template)]
-
-    def by_source(rows: Tensor, add: bool = True) -> Tensor:
-        return torch.cat([example.by_token(rows[:, :start], add)[:, shown], rows[:, start:]], dim=1)
-
-    pieces = spelled(tokenizer, generated.tolist())
-    source = [*(example.tokens[at] for at in shown), *pieces[:-1]]
-    special = [*(example.special[at] for at in shown), *[False] * len(pieces[:-1])]
-    by_unit = {method.unit: by_source(scores, method.additive)}
-    sink = sink_note(name, source, special, by_unit[method.unit])
-    if COEFFICIENTS in request.figures:
-        place, rows = _attended(cache, chosen, layers.index(attending))
-        by_unit[f"a of {place}"] = by_source(rows)
+    shown = [index for index, special in enumerate(source.special) if not (special and prompt.template)]
     with torch.no_grad():
-        probabilities = cache.outputs.logits[0, chosen.position].float().softmax(-1).cpu()
+        probabilities = cache.outputs.logits[0, positions].float().softmax(-1).cpu()
+    shares = probabilities.gather(-1, generated.unsqueeze(-1)).squeeze(-1)
+    spoken = [prompt.spoken, tokenizer.decode(generated)]
+    slow = "" if request.method else why_fast(name, cache.passes)
+    sink = sink_note(name, source.tokens, source.special, by_token)
     return Alignment(
-        source=source,
-        written=pieces,
-        explained=" → ".join(visible(part.strip()) for part in (prompt.spoken, tokenizer.decode(generated))),
+        source=[source.tokens[index] for index in shown],
+        written=written,
+        explained=" → ".join(visible(part.strip()) for part in spoken),
         what=method.caption(request.layer, request.head) + f"; y is {LOGIT}" * method.explains_output,
-        scores=by_unit,
-        first_length=len(shown),
+        scores={method.unit: by_token[:, shown]},
+        first_length=len(shown) - len(written) + 1,
         how_to_read=method.how_to_read,
         has_signs=method.explains_output,
-        probabilities=probabilities.gather(-1, generated[:, None]).squeeze(-1).tolist(),
-        notes=list(filter(None, ["" if request.method else why_fast(name, cache.passes), sink])),
+        probabilities=shares.tolist(),
+        notes=list(filter(None, [slow, sink])),
     )
 
 
-@torch.no_grad()
-def _attended(cache: ForwardCache, request: Request, layer: int) -> tuple[str, Tensor]:
-    """A head in words, and its coefficients at the positions, `[positions, length]`, of the layer that was recorded."""
-    from hf_bidir.explain.coefficients import strongest_head
+def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:
+    """The example with generated tokens behind it."""
+    input_ids = torch.cat([example.inputs["input_ids"][0], ids])[None]
+    following = len(example.tokens) + torch.arange(len(ids))
+    return replace(
+        example,
+        inputs={"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)},
+        tokens=[*example.tokens, *names],
+        special=[*example.special, *[False] * len(names)],
+        token_of_piece=torch.cat([example.token_of_piece, following]),
+    )
 
-    rows = cache.coefficients[-1][0, :, request.position].float()  # [heads, positions, keys]
-    head = strongest_head(rows, cache.values[-1][1][0]) if request.head is None else request.head
-    return f"layer {layer}, head {head}", rows[head].cpu()
 
-
-def prediction_scores(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
-    request: Request,
-    units: Tensor | None = None,
-    batch_size: int = ROWS,
-) -> Tensor:
+def prediction_scores(cache: ForwardCache, request: Request, batch_size: int = ROWS) -> Tensor:
     """Scores of several output tokens of one text, `[targets, length]`, computed in batches.
 
     Args:
-        inputs: the text, `[1, length]`.
+        cache: of the text, a single row.
         request: with its method; target and position are `[targets]`, the token ids to explain, and the position that
             predicts each of them.
-        units: its segments, `[1, length]`, as in `ForwardCache`.
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
     """
-    method, targets = METHODS[str(request.method)], torch.as_tensor(request.target)
-    batch_size = len(targets) if method.shared else batch_size
-    parts = torch.arange(len(targets)).split(batch_size)
-    rows = []
-    for part in tqdm(parts, desc=request.method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
-        batch = {name: value.expand(len(part), -1) for name, value in inputs.items()}
-        of_rows = None if units is None else units.expand(len(part), -1)
-        device = device_of(model)
-        aim = replace(request, target=targets[part].to(device), position=request.position[part].to(device))
-        rows.append(method.scores(ForwardCache(model, batch, of_rows), aim).detach().cpu())
-    return torch.cat(rows)
+    method, targets, positions = request.entry, request.target, request.position
+    assert isinstance(targets, Tensor)
+    assert isinstance(positions, Tensor)
+    size = len(targets) if method.shared else batch_size
+    parts = torch.arange(len(targets)).split(size)
+    scores = []
+    for part in tqdm(parts, desc=request.method, unit="batch", leave=False, delay=1):
+        inputs = {name: value.expand(len(part), -1) for name, value in cache.inputs.items()}
+        units = None if cache.units is None else cache.units.expand(len(part), -1)
+        rows = ForwardCache(cache.model, inputs, units)
+        aim = replace(request, target=targets[part], position=positions[part])
+        scores.append(method.scores(rows, aim).detach().cpu())
+    return torch.cat(scores)
 
 
 def _following(model: PreTrainedModel, tokenizer: Any, prompt: Text, example: Example, request: Request) -> Tensor:
     """The ids of the tokens that follow the prompt, given or generated."""
-    start = len(example.token_of_piece)
-    if request.continuation is None:
-        check_prompt(model, tokenizer, example, request.new_tokens or 0)
-        with in_evaluation(model):
-            options = {"max_new_tokens": request.new_tokens, "do_sample": False, "num_beams": 1}
-            return model.generate(**_on_device(model, example), **options)[0, start:].cpu()
     text, continuation = prompt.written, request.continuation
-    blank = "" if prompt.template or text[-1:].isspace() or continuation[:1].isspace() else " "
-    options = {"return_offsets_mapping": True, "verbose": False, "add_special_tokens": not prompt.template}
-    whole = tokenizer(f"{text}{blank}{continuation}", **options)
-    pairs = zip(whole["input_ids"], whole["offset_mapping"], strict=True)
+    if continuation is None:
+        check_prompt(model, tokenizer, example, request.new_tokens or 0)
+        inputs = _on_device(model, example)
+        with in_evaluation(model):
+            ids = model.generate(**inputs, max_new_tokens=request.new_tokens, do_sample=False, num_beams=1)
+        return ids[0, len(example.token_of_piece) :].cpu()
+    ends = prompt.template or text[-1:].isspace() or continuation[:1].isspace()
+    encoding = tokenizer(
+        text + ("" if ends else " ") + continuation,
+        add_special_tokens=not prompt.template,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
     following = [token for token, (_, end) in pairs if end > len(text)]
     if not continuation.strip() or not following:
         raise ValueError(f"expected a continuation with at least one word, got {continuation!r}.")

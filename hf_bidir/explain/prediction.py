@@ -39,11 +39,14 @@ def predictions(cache: ForwardCache, request: Request, processor: Any) -> list[P
     """The prediction for each row of a batch."""
     model, outputs = cache.model, cache.outputs
     readout = cached_readout(cache, request)
-    values = readout(outputs).tolist()
-    if readout.targets is None:
-        return [Prediction(_without_classes(model, readout, index, y), y) for index, y in enumerate(values)]
     rows = readout.rows(outputs)
-    return [_of_class(model, processor, readout, index, rows[index], y) for index, y in enumerate(values)]
+    explained = []
+    for index, value in enumerate(readout(outputs).tolist()):
+        if readout.targets is None:
+            explained.append(Prediction(_without_classes(model, readout, index, value), value))
+        else:
+            explained.append(_of_class(model, processor, readout, index, rows[index], value))
+    return explained
 
 
 def _without_classes(model: Any, readout: Readout, index: int, value: float) -> str:
@@ -103,7 +106,8 @@ def at_token(model: PreTrainedModel, tokenizer: Any, example: Example, request: 
         )
     if not kind.names_tokens:
         return replace(request, position=position)
-    ends_apart = ids[-1] in tokenizer.all_special_ids or tokenizer.decode(ids[-1:])[-1:].isspace()
+    last = tokenizer.decode(ids[-1:])
+    ends_apart = ids[-1] in tokenizer.all_special_ids or last[-1:].isspace()
     spaced = not (kind.causal and ends_apart)
     words: dict[str, Any] = {"target": request.target, "instead_of": request.instead_of}
     for name, word in words.items():
@@ -123,16 +127,16 @@ def _token_of(tokenizer: Any, word: str, spaced: bool) -> int:
     """The id of a word as spelled in a text, after a space if `spaced`, or of a word piece."""
     if not word.strip():
         raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
-    unknown = tokenizer.unk_token_id
-    spellings = [f" {word.lstrip()}", word]
-    pieces = []
-    for text in spellings if spaced else reversed(spellings):
+    pieces: list[int] = []
+    for text in (f" {word.lstrip()}", word) if spaced else (word, f" {word.lstrip()}"):
         pieces = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(pieces) == 1 and (pieces[0] != unknown or word == tokenizer.unk_token):
+        if len(pieces) == 1 and pieces[0] != tokenizer.unk_token_id:
             return pieces[0]
     token = tokenizer.convert_tokens_to_ids(word)
-    if token is not None and token != unknown:
+    if token not in (None, tokenizer.unk_token_id):
         return token
-    parts = " + ".join(repr(tokenizer.decode([piece])) for piece in pieces if piece != unknown)
-    advice = f", but {parts}; choose one of them, or explain all of them with --continuation." if parts else "."
-    raise ValueError(f"target {word!r} is not one token of the vocabulary{advice}")
+    parts = " + ".join(map(repr, spelled(tokenizer, pieces)))
+    raise ValueError(
+        f"target {word!r} is not one token of the vocabulary, but {parts}; choose one of them, or explain all of them "
+        "with --continuation."
+    )

@@ -43,11 +43,13 @@ class Readout:
 
     def __call__(self, outputs: ModelOutput) -> Tensor:
         """`y` `[batch]`, in at least fp32."""
-        return (self.rows(outputs).to(self.weights.dtype) * self.weights).sum(-1)
+        rows = self.rows(outputs).to(self.weights.dtype)
+        return (rows * self.weights).sum(-1)
 
     def of(self, examples: Tensor) -> "Readout":
         """The readout of a batch composed of these examples, `[rows]`."""
-        return Readout(self.weights[examples], None if self.positions is None else self.positions[examples])
+        positions = None if self.positions is None else self.positions[examples]
+        return Readout(self.weights[examples], positions)
 
 
 def readout_of(model: PreTrainedModel, outputs: ModelOutput, request: Request, default: int | Tensor = 0) -> Readout:
@@ -75,8 +77,9 @@ def readout_of(model: PreTrainedModel, outputs: ModelOutput, request: Request, d
         if (value := getattr(request, name)) is not None:
             raise ValueError(f"{type(model).__name__} has no classes; got {name} {value!r}, leave it out.")
     reference = getattr(model, "reference", None)  # the embedding that this one is compared with
-    direction = nn.functional.normalize(rows, dim=-1) if reference is None else reference.to(rows).expand_as(rows)
-    return Readout(direction, positions)
+    if reference is None:
+        return Readout(nn.functional.normalize(rows, dim=-1), positions)
+    return Readout(reference.to(rows).expand_as(rows), positions)
 
 
 def cached_readout(cache: ForwardCache, request: Request, outputs: ModelOutput | None = None) -> Readout:
@@ -109,31 +112,31 @@ def _of_classes(model: PreTrainedModel, logits: Tensor, request: Request, positi
             f"expected instead_of to differ from the explained class or token, got {request.instead_of!r}; name "
             "another target or instead_of."
         )
-    return Readout(weights - nn.functional.one_hot(foils, count).to(logits.dtype), positions, targets, foils)
+    weights = weights - nn.functional.one_hot(foils, count).to(logits.dtype)
+    return Readout(weights, positions, targets, foils)
 
 
 def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     """The index of a class for each row, `[batch]`."""
     batch, count = logits.shape
-    names = model.config.id2label
+    names = {int(index): str(name) for index, name in model.config.id2label.items()}
     known = list(names.values()) if len(names) == count <= LISTED else f"0 to {count - 1}"
-    unknown = f"target {target!r} does not exist; choose one of {known}."
+    unknown = f"target {target!r} does not exist; choose one of {known}, or one per example ({batch})."
     if isinstance(target, str):
-        indices = [int(index) for index, name in names.items() if str(name) == target]
+        indices = [index for index, name in names.items() if name == target]
         if len(indices) > 1:
             both = " and ".join(map(str, indices))
             raise ValueError(f"target {target!r} is the name of the classes {both}; choose one of them by its index.")
         if not indices and not target.isdecimal():
             from hf_bidir.common.errors import did_you_mean
 
-            raise ValueError(unknown + did_you_mean(target, list(map(str, names.values()))))
+            raise ValueError(unknown + did_you_mean(target, list(names.values())))
         target = indices[0] if indices else int(target)
-    classes = torch.as_tensor(target, device=logits.device)
-    if classes.numel() not in (1, batch) or classes.is_floating_point():
-        raise ValueError(f"expected one target, or one per example ({batch}), got {target!r}.")
-    if classes.min() < 0 or classes.max() >= count:
+    classes = torch.as_tensor(target, device=logits.device).long().reshape(-1)
+    inside = (classes >= 0) & (classes < count)
+    if len(classes) not in (1, batch) or not inside.all():
         raise ValueError(unknown)
-    return classes.long().reshape(-1).expand(batch)
+    return classes.expand(batch)
 
 
 class InputFunction:
@@ -154,8 +157,9 @@ class InputFunction:
         self.cache, self.request, self.model = cache, request, cache.model
         self.is_image, self.keep_first = reads_images(cache.model), keep_first
         with torch.no_grad():
-            embedded = cache.main_input if self.is_image else self.model.get_input_embeddings()(cache.main_input)
-            self.start = embedded
+            self.start = cache.main_input
+            if not self.is_image:
+                self.start = self.model.get_input_embeddings()(cache.main_input)
             self.readout = None if one_point else cached_readout(cache, request)
         self.rows = torch.arange(len(self.start), device=self.start.device)
 
@@ -181,13 +185,14 @@ class InputFunction:
         first = keep.long().argmax(-1)  # after padding on the left
         causal = self.cache.position > first
         kept = causal if self.keep_first is None else torch.full_like(causal, self.keep_first)
-        return nn.functional.one_hot(first, keep.shape[1]).bool() & kept.unsqueeze(1)
+        firsts = nn.functional.one_hot(first, keep.shape[1]).bool()
+        return firsts & kept.unsqueeze(1)
 
     def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
         """The outputs of the model for these input tensors of the rows."""
         if len(rows) > 1 and takes_one_row(self.model):
-            logits = [self.run(*row).logits for row in zip(start.split(1), rows.split(1), strict=True)]
-            return ModelOutput(logits=torch.cat(logits))
+            pairs = zip(start.split(1), rows.split(1), strict=True)
+            return ModelOutput(logits=torch.cat([self.run(*pair).logits for pair in pairs]))
         inputs = {name: value[rows] for name, value in self.cache.inputs.items()}
         start = start.to(self.start.dtype)  # captum adds noise in single precision
         if self.is_image:

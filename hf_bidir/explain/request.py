@@ -9,7 +9,15 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain.forward import attends_between_tokens, model_within, pools_tokens, reads_images, takes_embedding
-from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
+from hf_bidir.explain.registry import (
+    CAUSAL_DEFAULT,
+    CAUSAL_FAST,
+    IMAGE_DEFAULT,
+    LAYER_DEFAULT,
+    METHODS,
+    TEXT_DEFAULT,
+    Method,
+)
 
 if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
@@ -63,6 +71,11 @@ class Request:
     new_tokens: int | None = None
     figures: Sequence[str] = ()
     batch_size: int = 16
+
+    @property
+    def entry(self) -> Method:
+        """The entry of the method, once it is resolved."""
+        return METHODS[str(self.method)]
 
     @property
     def generates(self) -> bool:

@@ -18,7 +18,8 @@ def difference(layer: nn.Module, coefficients: Tensor) -> tuple[Tensor, Callable
 
     def rebuilt(signed: Tensor) -> Tensor:
         # the value of `added`, unrounded, and the gradient of the map
-        return torch.cat([added.detach() + (signed - signed.detach()), subtracted], dim=1)
+        gradient = signed - signed.detach()  # 0
+        return torch.cat([added.detach() + gradient, subtracted], dim=1)
 
     return signed_map, rebuilt
 
@@ -30,7 +31,8 @@ def joined_values(layer: nn.Module, parts: Sequence[Tensor]) -> Tensor | None:
         parts: the values of the calls in a run: a layer of `head_dim` calls the attention function once, or twice with
             the same coefficients and one half of the values each. None before the last call.
     """
-    joined = torch.cat([part.chunk(2, dim=1)[0] for part in parts], dim=-1)
+    halves = [part.chunk(2, dim=1)[0] for part in parts]
+    joined = torch.cat(halves, dim=-1)
     return joined if joined.shape[-1] == 2 * layer.head_dim else None
 
 

@@ -87,18 +87,13 @@ FAMILIES = {
     "Dinov2WithRegistersForImageClassification": PICTURES | {"mlp_ratio": 1},
     "ViTForImageClassification": PICTURES,
 }
-# something lies between projection and score: a norm with a bias, or a bias on the scores
-NOT_ODD = {
-    "PhiForSequenceClassification": {"qk_layernorm": True, "partial_rotary_factor": 0.5} | TEXTS | ROTARY,
-    "BeitForImageClassification": PICTURES | {"use_relative_position_bias": True},
-}
 
 
 def family(head: str, negative_mass: float = 1.0, **options):
     """A tiny signed model of any family, by the name of its stock class."""
     torch.manual_seed(0)
     stock_class = getattr(transformers, head)
-    fields = WIDTHS | {"initializer_range": 0.4} | (FAMILIES | NOT_ODD).get(head, {}) | options
+    fields = WIDTHS | {"initializer_range": 0.4} | FAMILIES.get(head, {}) | options
     known = stock_class.config_class().to_dict() | stock_class.config_class.attribute_map
     config = stock_class.config_class(**{name: value for name, value in fields.items() if name in known})
     return hf_bidir.signed(with_biases(stock_class(config)), negative_mass)

@@ -23,18 +23,12 @@ TOKENIZER = train_words(["a b c d e f"], vocab_size=20, max_length=8, ends=True)
 
 def model_of(**options):
     torch.manual_seed(0)
-    fields = {
-        "embedding_size": 8,
-        "hidden_size": 8,
-        "encoder": "gru",
-        "attn_score": "general",
-        "decoder_style": "luong",
-    }
+    fields = {"embedding_size": 8, "hidden_size": 8, "encoder": "gru", "attn_score": "general"}
     fields |= {"decoder_start_token_id": 2, "bos_token_id": 2, "eos_token_id": 3, "max_position_embeddings": 8}
     fields |= {"vocab_size": len(TOKENIZER), "initializer_range": 1.0, "decoder_style": "luong"}
     model = BidirRnnForSeq2SeqLM(BidirRnnConfig(**fields | options)).eval()
     torch.manual_seed(2)
-    torch.nn.init.normal_(model.lm_head.weight)  # makes generated words differ, also between greedy and beam search
+    torch.nn.init.normal_(model.lm_head.weight)  # makes generated words differ
     torch.nn.init.normal_(model.embeddings.weight, std=2)
     model.generation_config.max_length = 6
     return model

@@ -11,13 +11,14 @@ import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.explain import (
     METHODS,
+    ForwardCache,
     Request,
     explain,
     integrated_gradients,
     integrated_relevance,
-    request,
     token_scores,
 )
+from hf_bidir.explain import request as requests
 from hf_bidir.explain.generation import prediction_scores
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
@@ -63,7 +64,8 @@ def test_every_row_equals_the_explanation_of_its_token_alone(method, name):
     model, ids = signed_model(name), tokens_of(f"{PROMPT} {NEXT}")
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
-    rows = prediction_scores(model, inputs, Request(method, predictions, position=positions), batch_size=2)
+    request = Request(method, predictions, position=positions)
+    rows = prediction_scores(ForwardCache(model, inputs), request, batch_size=2)
     assert rows.shape == (len(predictions), ids.shape[1] - 1)
     for row, prediction, position in zip(rows, predictions.tolist(), positions.tolist(), strict=True):
         alone = {name: value[:, : position + 1] for name, value in inputs.items()}
@@ -109,15 +111,6 @@ def test_y_is_the_logit_minus_the_mean_so_a_shift_of_all_logits_changes_nothing(
     torch.testing.assert_close(token_scores(model, inputs, position=2, target=7), before, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", [1, None])
-def test_coefficients_at_the_position_before_each_token_stand_beside_the_scores(model, head):
-    found = continued(model, layer=1, head=head, method="contributions", figures=["coefficients"])
-    (_, name), rows = list(found.scores)[1].split(", head "), list(found.scores.values())[1]
-    coefficients = model(tokens_of(f"{PROMPT} {NEXT}")[:, :-1], output_attentions=True).attentions[1][0, int(name)]
-    torch.testing.assert_close(rows, coefficients[-len(found.written) :])
-    assert head in (None, int(name))
-
-
 def test_the_command_explains_the_next_token_a_target_and_what_follows(model, tmp_path):
     folder = saved(model, TOKENIZER, tmp_path / "model")
 
@@ -140,12 +133,12 @@ def test_a_continuation_explained_without_signs_prints_none(model):
 
 def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model, monkeypatch):
     length = tokens_of(PROMPT).shape[1]
-    monkeypatch.setattr(request, "AFFORDABLE", length)
+    monkeypatch.setattr(requests, "AFFORDABLE", length)
     assert explain(model, TOKENIZER, PROMPT).method == "erasure"
     found = continued(model)  # whose first tokens the others read
     assert "would need" in found.notes[0]
     assert METHODS["attnlrp"].what in found.what
-    monkeypatch.setattr(request, "AFFORDABLE", length - 1)
+    monkeypatch.setattr(requests, "AFFORDABLE", length - 1)
     found = explain(model, TOKENIZER, PROMPT)
     assert (found.method, f"would need {length} forward passes" in found.notes[0]) == ("attnlrp", True)
     assert explain(model, TOKENIZER, PROMPT, "attnlrp").notes == []
@@ -164,7 +157,8 @@ def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
     model.register_forward_pre_hook(lambda *call: rows.append(len(call[-1]["input_ids"])), with_kwargs=True)
     ids = tokens_of(f"{PROMPT} {NEXT}")
     for targets in (torch.tensor([5]), torch.tensor([5, 6, 7])):
-        prediction_scores(model, {"input_ids": ids}, Request("erasure", targets, position=torch.full_like(targets, 3)))
+        request = Request("erasure", targets, position=torch.full_like(targets, 3))
+        prediction_scores(ForwardCache(model, {"input_ids": ids}), request)
     assert rows == [1, ids.shape[1]] * 2
 
 
@@ -198,7 +192,7 @@ def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(m
         (PROMPT, {"target": "bad", "new_tokens": 2}, "leave out target"),
         (PROMPT, {"instead_of": "bad", "new_tokens": 2}, "leave out instead_of"),
         (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "got both"),
-        (PROMPT, {"continuation": NEXT, "layer": 2, "method": "contributions"}, "layer 2 does not exist"),
+        (PROMPT, {"continuation": NEXT, "layer": 2}, "layer 2 does not exist"),
         ([PROMPT], {"new_tokens": 2}, "a single prompt to continue, got a list"),
     ],
 )

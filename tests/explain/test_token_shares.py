@@ -5,7 +5,7 @@ import torch
 
 from hf_bidir.explain import ForwardCache, token_shares
 from hf_bidir.explain.forward import record_coefficients
-from tests.explain.conftest import bert, family, images, inputs_of, sentences
+from tests.explain.conftest import PICTURES, bert, family, images, inputs_of, sentences
 
 
 def shares_in_loops(part, whole):
@@ -74,4 +74,4 @@ def test_padding_has_no_share(name):
 
 def test_what_is_no_sum_of_attention_and_skip_connection_is_refused():
     with pytest.raises(ValueError, match=r"around the BeitAttention .* Use contributions"):
-        token_shares(ForwardCache(family("BeitForImageClassification"), images()))
+        token_shares(ForwardCache(family("BeitForImageClassification", **PICTURES), images()))

@@ -4,22 +4,29 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import ViTImageProcessor
+from transformers import CLIPImageProcessor, ViTImageProcessor
 
 from hf_bidir.explain import explain, read_image
 from tests.explain.conftest import family
 
 SIZE = {"height": 24, "width": 24}
 REGISTERS = "Dinov2WithRegistersForImageClassification"
-MODELS = {"ViTForImageClassification": 1, REGISTERS: 5, "CLIPVisionModel": 1}  # tokens before the patches
+OTHERS = ["special token 2", "special token 3", "special token 4", "special token 5"]
+MODELS = {  # tokens before the patches
+    "ViTForImageClassification": ["class token"],
+    "DeiTForImageClassification": ["class token", "special token 2"],
+    REGISTERS: ["class token", *OTHERS],
+    "CLIPVisionModel": ["class token"],
+    "SiglipVisionModel": [],
+}
 
 
-def model_of(name: str = "ViTForImageClassification"):
-    return family(name, image_size=24, patch_size=2)
+def model_of(name: str = "ViTForImageClassification", **options):
+    return family(name, **{"image_size": 24, "patch_size": 2, "vision_use_head": False} | options)
 
 
-def processor():
-    return ViTImageProcessor(size=SIZE)
+def processor(**size):
+    return ViTImageProcessor(size=SIZE | size)
 
 
 @pytest.fixture
@@ -30,14 +37,29 @@ def photo():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_photograph_of_any_size_is_used_as_a_whole(name, photo):
+def test_patches_are_the_last_tokens_whatever_stands_before_them(name, photo):
+    model, leading = model_of(name), MODELS[name]
+    found = explain(model, processor(), photo)
+    patches = [f"patch in row {row}, column {column}" for row in range(12) for column in range(12)]
+    assert found.tokens == leading + patches
+    assert found.example.special == [True] * len(leading) + [False] * 144
+    assert len(found.scores) == len(found.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "cropping"), [("ViTForImageClassification", False), (REGISTERS, False), ("CLIPVisionModel", True)]
+)
+def test_a_photograph_of_any_size_is_used_as_a_whole(name, cropping, photo):
     model = model_of(name)
+    prepare = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SIZE) if cropping else processor()
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
-    found = explain(model, processor(), photo, size=30)
+    found = explain(model, prepare, photo, "contributions", size=30)
     assert found.example.grid == (15, 22)  # 30 x 45 pixels, rounded to patches of 2
-    assert len(found.scores) == MODELS[name] + 15 * 22
+    columns = found.example.inputs["pixel_values"][0, 0].mean(0)
+    assert (columns.diff() > -1e-3).all()  # all of the photo, from dark to bright
+    assert columns[-1] - columns[0] > 0.9 * (255 / 255) / max(prepare.image_std)
     assert found.scores.isfinite().all()
-    assert found.scores.abs().max() > 0
+    assert found.scores.any()
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
     if name.startswith("ViT"):  # the model is left as it was
         with pytest.raises(ValueError, match="image size"):
@@ -46,16 +68,10 @@ def test_a_photograph_of_any_size_is_used_as_a_whole(name, photo):
 
 @pytest.mark.parametrize("shape", [(12, 24), (6, 24)])  # 72 patches, and 36, which a square has too
 def test_positions_of_oblong_images_are_not_interpolated_as_those_of_squares(shape, photo):
-    model = family("ViTForImageClassification", image_size=shape, patch_size=2)
-    oblong = ViTImageProcessor(size=dict(zip(("height", "width"), shape, strict=True)))
-    assert explain(model, oblong, photo).example.grid == (shape[0] // 2, 12)
+    model = model_of(image_size=shape)
+    assert explain(model, processor(height=shape[0]), photo).example.grid == (shape[0] // 2, 12)
     with pytest.raises(ValueError, match=f"images of {shape[0]} x 24 pixels, got 30 x 44: .* leave out size"):
-        explain(model, oblong, photo, size=30)
-
-
-def test_pixels_without_a_picture_are_refused():
-    with pytest.raises(ValueError, match="the path of an image or a PIL image, got a Tensor"):
-        read_image(model_of(), processor(), torch.zeros(3, 24, 24))
+        explain(model, processor(height=shape[0]), photo, size=30)
 
 
 def test_an_explained_photograph_is_drawn_alone_and_under_its_scores(photo):
@@ -65,6 +81,13 @@ def test_an_explained_photograph_is_drawn_alone_and_under_its_scores(photo):
     np.testing.assert_allclose(second, found.scores[1:].unflatten(0, (12, 12)), atol=1e-6)
 
 
-def test_an_image_that_is_too_small_is_refused(photo):
-    with pytest.raises(ValueError, match="a size of at least one patch, 2 pixels"):
-        read_image(model_of(), processor(), photo, size=1)
+@pytest.mark.parametrize(
+    ("image", "options", "named"),
+    [
+        (torch.zeros(3, 24, 24), {}, "got a Tensor"),
+        (Image.new("RGB", (30, 30)), {"size": 1}, "one patch, 2 pixels; got 1"),
+    ],
+)
+def test_what_is_no_image_or_too_small_is_refused(image, options, named):
+    with pytest.raises(ValueError, match=named):
+        read_image(model_of(), processor(), image, **options)

@@ -14,30 +14,12 @@ from transformers import AutoModelForCausalLM, BertForSequenceClassification, Bi
 import hf_bidir
 from hf_bidir import signed
 from hf_bidir.checkpoints.linear_maps import linear_maps, weight_of
-from hf_bidir.explain import (
-    METHODS,
-    ForwardCache,
-    explain,
-    head_contributions,
-    token_scores,
-    token_shares,
-    value_weighted,
-)
-from tests.explain.conftest import asked, bert, family, inputs_of, sentences, tokenizer
+from hf_bidir.explain import METHODS, ForwardCache, explain, token_scores, token_shares, value_weighted
+from tests.explain.conftest import bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import inputs_of as tiny_inputs
 from tests.tiny_models import logits_of, stock_model
 
-SENTENCE = "a unbelievably good film"
 LORA = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "init_lora_weights": False, "lora_alpha": 32}
-
-
-def adapted(model, **options):
-    torch.manual_seed(1)
-    return get_peft_model(model, LoraConfig(**LORA | options)).eval()
-
-
-def merged(model):
-    return copy.deepcopy(model).merge_and_unload().eval()
 
 
 @pytest.mark.parametrize(
@@ -49,8 +31,9 @@ def merged(model):
     ],
 )
 def test_an_adapter_is_explained_as_the_merged_model(name, options):
-    model = adapted(family(name), **options)
-    inputs, alone = inputs_of(model.get_base_model()), merged(model)
+    torch.manual_seed(1)
+    model = get_peft_model(family(name), LoraConfig(**LORA | options)).eval()
+    inputs, alone = inputs_of(model.get_base_model()), copy.deepcopy(model).merge_and_unload().eval()
     for method in ("integrated-attnlrp", "contributions", "erasure", "integrated-gradients", "values", "alti"):
         expected = token_scores(alone, inputs, method)
         torch.testing.assert_close(token_scores(model, inputs, method), expected, rtol=1e-3, atol=1e-4)
@@ -64,6 +47,10 @@ def test_quantised_weights_are_read_as_what_they_compute(rounding):
         assert (weight_of(linear) - expected).abs().max() < 0.01 * expected.abs().max()
     for shares in (value_weighted(ForwardCache(model, sentences())), token_shares(ForwardCache(model, sentences()))):
         assert min(layer[0].sum() for layer in shares) > 0
+    for method in ("contributions", "attnlrp"):  # gradients flow through weights that multiply 8-bit numbers
+        expected = token_scores(exact, sentences(), method, target=1)
+        found = token_scores(model, sentences(), method, target=1)
+        assert (found - expected).abs().max() < 0.2 * expected.abs().max()
 
 
 @pytest.mark.parametrize("classifier", ["cpu", "disk"])
@@ -77,15 +64,6 @@ def test_a_model_with_weights_on_disk_is_explained_like_one_in_memory(classifier
         torch.testing.assert_close(scores, token_scores(model, sentences(), method, 1), msg=method)
     both = [explain(one, tokenizer(), "a good film", "erasure") for one in (model, offloaded)]
     torch.testing.assert_close(both[1].scores, both[0].scores)
-
-
-def test_gradients_flow_through_weights_that_multiply_8_bit_numbers():
-    exact, model = bert(), bert()
-    quantize_(model, Int8DynamicActivationInt8WeightConfig())
-    for method in ("contributions", "attnlrp"):
-        expected = token_scores(exact, sentences(), method, target=1)
-        found = token_scores(model, sentences(), method, target=1)
-        assert (found - expected).abs().max() < 0.2 * expected.abs().max()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -120,8 +98,7 @@ def wrapped(how, model):
         model.compile(backend="eager")
         yield model
     else:
-        model = nn.DataParallel(model) if "DataParallel" in how else model
-        yield torch.compile(model, backend="eager") if "compiled" in how else model
+        yield torch.compile(nn.DataParallel(model), backend="eager")
 
 
 @pytest.mark.parametrize("how", ["compiled in place", "compiled DataParallel", "DistributedDataParallel"])
@@ -138,24 +115,20 @@ def test_the_model_inside_a_wrapper_is_signed_and_explained(how):
 
 
 def test_a_model_with_an_adapter_is_signed():
-    model = adapted(stock_model("bert"))
+    model = get_peft_model(stock_model("bert"), LoraConfig(**LORA))
     assert hf_bidir.signed(model, 0.5) is model
     assert model.config.attn_negative_mass == 0.5
     assert type(model.get_base_model()) is hf_bidir.BidirBertForSequenceClassification
 
 
-def test_a_prompt_and_sharded_weights_are_refused():
+def test_a_prompt_and_sharded_weights_are_refused_and_a_model_comes_before_its_tokenizer():
     prompt = get_peft_model(bert(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
-    with pytest.raises(ValueError, match=r"adds a prompt, which is outside the model; pass model.get_base_model\(\)"):
-        explain(prompt, tokenizer(), SENTENCE)
+    with pytest.raises(ValueError, match=r"pass model.get_base_model\(\)"):
+        explain(prompt, tokenizer(), "a good film")
     sharded = type("FullyShardedDataParallel", (nn.Module,), {})()
-    with pytest.raises(ValueError, match="the weights of this FullyShardedDataParallel are sharded"):
+    with pytest.raises(ValueError, match="FullyShardedDataParallel"):
         hf_bidir.signed(sharded)
-
-
-def test_a_wrapper_for_a_single_method_and_a_tokenizer_in_place_of_the_model_are_named():
-    with pytest.raises(ValueError, match="expected the BidirBertForSequenceClassification itself, got a DataParallel"):
-        asked(head_contributions, nn.DataParallel(bert()), sentences())
-    told = "expected a model and then its tokenizer or image processor; got a .*Tokenizer.* and a BidirBert"
-    with pytest.raises(ValueError, match=told):
-        explain(tokenizer(), bert(), SENTENCE)
+    with pytest.raises(ValueError, match=r"got a .*Tokenizer.* and a BidirBert"):
+        explain(tokenizer(), bert(), "a good film")
+    with pytest.raises(ValueError, match="got BertForSequenceClassification;"):
+        explain(stock_model("bert"), tokenizer(), "a good film")

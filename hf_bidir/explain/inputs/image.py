@@ -5,14 +5,11 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.images import image_mode, open_image
-from hf_bidir.explain.forward import ForwardCache, leading_tokens, patch_grid, patch_size, vision_config
+from hf_bidir.explain.forward import ForwardCache, leading_tokens, patch_grid, patch_size
 from hf_bidir.explain.inputs.text import Example
-
-BEFORE_REGISTERS = {1: ["class token"], 2: ["class token", "distillation token"]}
 
 
 def read_image(
@@ -35,7 +32,9 @@ def read_image(
     options = {} if size is None else _whole(patch_size(model), picture, size)
     pixels = processor([picture], return_tensors="pt", **options)["pixel_values"]
     rows, columns = patch_grid(model, pixels)
-    leading = _leading(model, pixels)
+    with torch.no_grad():
+        count = leading_tokens(model, pixels, ForwardCache(model, {"pixel_values": pixels}).length)
+    leading = ["class token", *(f"special token {number}" for number in range(2, count + 1))][:count]
     patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
     return Example(
         inputs={"pixel_values": pixels},
@@ -57,15 +56,3 @@ def _whole(patch: tuple[int, int], picture: Image.Image, size: int) -> dict[str,
         "width": max(1, round(width * scale / patch[1])) * patch[1],
     }
     return {"size": sides, "do_resize": True, "do_center_crop": False}
-
-
-@torch.no_grad()
-def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
-    """Names of the tokens before the patches; their number is measured by running the model."""
-    length = ForwardCache(model, {"pixel_values": pixels}).length
-    count = leading_tokens(model, pixels, length)
-    registers = getattr(vision_config(model), "num_register_tokens", 0)
-    names = BEFORE_REGISTERS.get(count - registers)
-    if names is None:
-        return [f"special token {number}" for number in range(1, count + 1)]
-    return names + [f"register {number}" for number in range(1, registers + 1)]

@@ -29,15 +29,15 @@ def conversation(tokenizer: Any, messages: Sequence[Message]) -> Text:
     tokenizer_name = type(tokenizer).__name__
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"this {tokenizer_name} has no chat template; pass the prompt as a text.")
-    for message in messages:
-        content = message.get("content")
-        if not (isinstance(message.get("role"), str) and isinstance(content, str) and content.strip()):
-            raise ValueError(f'expected messages such as {{"role": "user", "content": "a text"}}, got {message!r}.')
-    contents = [message["content"].strip() for message in messages]
-    end = "continue_final_message" if messages[-1]["role"] == ASSISTANT else "add_generation_prompt"
+    roles = [message.get("role") for message in messages]
+    contents = [message.get("content") for message in messages]
+    if not all(isinstance(text, str) and text.strip() for text in [*roles, *contents]):
+        raise ValueError(f'expected messages such as {{"role": "user", "content": "a text"}}, got {messages!r}.')
+    contents = [content.strip() for content in contents]
+    end = "continue_final_message" if roles[-1] == ASSISTANT else "add_generation_prompt"
 
     def written(texts: Sequence[str]) -> str:
-        replaced = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+        replaced = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
         return tokenizer.apply_chat_template(replaced, tokenize=False, **{end: True})
 
     # contents may occur in the template too, so their places are found by stand-ins
@@ -49,7 +49,7 @@ def conversation(tokenizer: Any, messages: Sequence[Message]) -> Text:
         text += content + after
     if text != written(contents) or len(parts) != len(contents):
         raise ValueError(f"the chat template of this {tokenizer_name} changes the contents; pass the prompt as a text.")
-    names = [f"{message['role']}: {content}" for message, content in zip(messages, contents, strict=True)]
+    names = [f"{role}: {content}" for role, content in zip(roles, contents, strict=True)]
     return Text(text, tuple(parts), tuple(names), template=True)
 
 

@@ -59,9 +59,11 @@ class SentenceEncoder(PreTrainedModel):
 
     def pooling_weights(self, keep: Tensor) -> Tensor:
         """The share of each token in the pooling, `[batch, length]` as the mask `keep`; equal shares for a maximum."""
-        units = torch.eye(keep.shape[1], device=keep.device).expand(len(keep), -1, -1)
-        pooled: Any = self.pooling({"token_embeddings": units, "attention_mask": keep.long()})["sentence_embedding"]
-        shares = pooled.unflatten(1, (-1, keep.shape[1])).sum(1) * keep
+        batch, length = keep.shape
+        units = torch.eye(length, device=keep.device).expand(batch, -1, -1)
+        pooled = self.pooling({"token_embeddings": units, "attention_mask": keep.long()})
+        by_mode = pooled["sentence_embedding"].unflatten(1, (-1, length))
+        shares = by_mode.sum(1) * keep
         return shares / shares.sum(1, keepdim=True)
 
     @torch.no_grad()

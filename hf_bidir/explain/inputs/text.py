@@ -1,9 +1,12 @@
 """Texts as model inputs, and words and numbers as they are shown."""
 
+import re
 import unicodedata
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +16,9 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
 
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
-WORD_START = "▁"  # in front of the first piece of a word, in SentencePiece
+
+
+Words = tuple[list[str], list[bool], list[int]]
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class Example:
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
         """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest magnitude."""
-        pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T.to(scores.device)  # [tokens, length]
-        table = scores.unsqueeze(-2) * pieces
+        pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T  # [tokens, length]
+        table = scores.unsqueeze(-2) * pieces.to(scores.device)
         if add:
             return table.sum(-1)
         largest = table.abs().argmax(-1, keepdim=True)
@@ -71,38 +76,17 @@ class Text:
         """The text as people read it."""
         return " ".join(self.names) if self.template else self.written
 
-    def part_at(self, start: int, end: int) -> int | None:
-        """The part of the first visible character of a piece; None outside of all parts."""
-        piece = self.written[start:end]
-        first = end - len(piece.lstrip()) if piece.strip() else start
-        inside = (index for index, (begin, stop) in enumerate(self.parts) if begin <= first < stop)
+    def part_at(self, character: int) -> int | None:
+        """The part of a character; None outside of all parts."""
+        inside = (index for index, (start, end) in enumerate(self.parts) if start <= character < end)
         return next(inside, None)
-
-
-def after(prompt: str, text: str | Text) -> str | Text:
-    """A text after a prompt."""
-    if isinstance(text, str):
-        return prompt + text
-    parts = tuple((start + len(prompt), end + len(prompt)) for start, end in text.parts)
-    return replace(text, written=prompt + text.written, parts=parts)
-
-
-@dataclass
-class _Token:
-    """A word, a segment or a special token, as its pieces are read one after the other."""
-
-    name: str
-    special: bool
-    word: int | None  # the tokenizer's number of the word
-    part: int | None
-    first: int  # character
-    reach: int  # the character after the last one
 
 
 def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
     """Tokenize a text, truncated to `limit` word pieces.
 
-    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks.
+    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks; of a tokenizer
+    without character offsets each piece is one.
 
     Raises:
         ValueError: the text has no word, or its parts are asked of a tokenizer without character offsets.
@@ -117,85 +101,76 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         options["return_offsets_mapping"] = True
     encoding = tokenizer(text.written, **options)
     if tokenizer.is_fast:
-        tokens, token_of_piece = _words(tokenizer, text, encoding)
+        tokens, special, token_of_piece = _words(tokenizer, text, encoding)
     else:
-        tokens, token_of_piece = _marked_words(tokenizer, encoding)
-    if not text.written.strip() or all(token.special for token in tokens):
+        ids = encoding["input_ids"][0].tolist()
+        tokens, token_of_piece = spelled(tokenizer, ids), list(range(len(ids)))
+        special = [index in tokenizer.all_special_ids and index != tokenizer.unk_token_id for index in ids]
+    if not text.written.strip() or all(special):
         raise ValueError(f"expected a text with at least one word, got {text.written!r}.")
     return Example(
         inputs=dict(encoding),
-        tokens=[token.name for token in tokens],
-        special=[token.special for token in tokens],
+        tokens=tokens,
+        special=special,
         token_of_piece=torch.tensor(token_of_piece),
         truncated=whole - len(token_of_piece),
         whole=text.whole,
     )
 
 
-def _words(tokenizer: Any, text: Text, encoding: Any) -> tuple[list[_Token], list[int]]:
-    """The tokens, and the one of each piece, by character offsets."""
+def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
+    """The tokens, whether each is special, and the token of each piece, by character offsets."""
     offsets = encoding.pop("offset_mapping")[0].tolist()
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
-    tokens: list[_Token] = []
+    words = encoding.word_ids()
+    firsts = [_first_visible(text.written, *place) for place in offsets]
+    starts = _starts(text, dict(zip(reversed(words), reversed(firsts), strict=True)).values())
+    tokens: list[str] = []
+    special: list[bool] = []
     token_of_piece: list[int] = []
-    for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
-        part = None if word is None else text.part_at(start, end)
-        if not tokens or not _continues(text, tokens[-1], word, part, start):
-            special = word is None or (text.template and part is None)
-            tokens.append(_Token(piece, special, word, part, start, end))
-        token = tokens[-1]
-        token.word, token.first, token.reach = word, min(token.first, start), max(token.reach, end)
-        if text.whole and part is not None:
-            token.name = text.names[part]
-        elif word is not None:
-            token.name = _spelling(text.written, token)
+    last = -1
+    for piece, word, first in zip(pieces, words, firsts, strict=True):
+        place = -1 if word is None else bisect_right(starts, first) - 1
+        if place < 0:
+            tokens.append(piece)
+            special.append(True)
+        elif place != last:
+            part = text.part_at(starts[place])
+            word_text = text.written[starts[place] : starts[place + 1]].strip()
+            tokens.append(text.names[part] if text.whole and part is not None else word_text or "␣")
+            special.append(text.template and part is None)
+        last = place
         token_of_piece.append(len(tokens) - 1)
-    return tokens, token_of_piece
+    return tokens, special, token_of_piece
 
 
-def _continues(text: Text, token: _Token, word: int | None, part: int | None, start: int) -> bool:
-    """Whether a piece of this word and part, which starts at a character, belongs to the token before it."""
-    if word is None or token.word is None or part != token.part:
-        return False
-    if (text.whole and part is not None) or start < token.reach:  # pieces of one character overlap
-        return True
-    before, here = text.written[start - 1 : start], text.written[start : start + 1]
-    if _is_mark(here) or (_is_mark(before) and here.isalpha()):  # some pre-tokenizers split words at their marks
-        return True
-    # a tokenizer without a pre-tokenizer reports the whole text as one word; split it at whitespace
-    apart = (before.isspace() or here.isspace()) and text.written[token.first : token.reach].strip() != ""
-    return word == token.word and not apart
+def _first_visible(text: str, start: int, end: int) -> int:
+    """The first visible character of a piece, or its first one."""
+    piece = text[start:end]
+    return end - len(piece.lstrip()) if piece.strip() else start
 
 
-def _spelling(text: str, token: _Token) -> str:
-    """The word, with the marks of its last character, which some tokenizers leave out."""
-    reach = token.reach
-    while _is_mark(text[reach : reach + 1]):
-        reach += 1
-    return text[token.first : reach].strip() or "␣"
+def _starts(text: Text, begun: Iterable[int]) -> list[int]:
+    """The first characters of words, with the blanks before them, and of segments, in order, and the end of the text.
+
+    Args:
+        begun: where the tokenizer begins words; without a pre-tokenizer it reports the whole text as one.
+    """
+    written, starts = text.written, {0}
+    after_blanks = [match.start() for match in re.finditer(r"\S+", written)]
+    for place in {*begun, *after_blanks}:
+        before, here = written[place - 1 : place], written[place : place + 1]
+        # some pre-tokenizers split words at their marks
+        if not (_is_mark(here) or (_is_mark(before) and here.isalpha())):
+            starts.add(len(written[:place].rstrip()))
+    if text.whole:
+        starts = {start for start in starts if text.part_at(start) is None}
+    return sorted({*starts, *chain.from_iterable(text.parts), len(written)})
 
 
 def _is_mark(char: str) -> bool:
     """Whether it belongs to the character before it: a combining mark, or a joiner of letters."""
     return char != "" and (char in JOINERS or unicodedata.category(char).startswith("M"))
-
-
-def _marked_words(tokenizer: Any, encoding: Any) -> tuple[list[_Token], list[int]]:
-    """As `_words`, without character offsets: pieces are joined at each `WORD_START`, if the tokenizer has any."""
-    ids = encoding["input_ids"][0].tolist()
-    pieces = tokenizer.convert_ids_to_tokens(ids)
-    marked = any(piece.startswith(WORD_START) for piece in pieces)
-    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    tokens: list[_Token] = []
-    token_of_piece: list[int] = []
-    for index, piece in zip(ids, pieces, strict=True):
-        special = index in special_ids
-        inside = marked and not special and not piece.startswith(WORD_START)
-        if not inside or not tokens or tokens[-1].special:
-            tokens.append(_Token("", special, None, None, 0, 0))
-        tokens[-1].name += piece.removeprefix(WORD_START)
-        token_of_piece.append(len(tokens) - 1)
-    return tokens, token_of_piece
 
 
 def check_prompt(model: PreTrainedModel, tokenizer: Any, example: Example, more: int = 0) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.request import Request, Target, check_position
@@ -38,10 +37,10 @@ def token_scores(
         ValueError: no input, an unknown method, target, layer or head, a layer or head for a method that takes none, or
             a method that the model does not support.
     """
-    cache = ForwardCache(unwrapped(model), inputs)
+    cache = ForwardCache(model, inputs)
     request = Request(method, target, **choices).resolved(cache.model, cache.passes)
     check_position(cache.model, request.position)
-    return METHODS[str(request.method)].scores(cache, request)
+    return request.entry.scores(cache, request)
 
 
 def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:
