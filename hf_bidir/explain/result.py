@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ ORDER = "Largest magnitude first:"
 class Result:
     """Base of `Explanation` and `Alignment`: prints a summary, draws a figure and a page, and displays in notebooks."""
 
+    is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
+
     def summary(self, top: int = 10) -> str:
         """The scores of largest magnitude, as text."""
         raise NotImplementedError
@@ -31,13 +33,13 @@ class Result:
         """The image, or the words, with the scores as colours."""
         from hf_bidir.explain.draw.page import figure_of
 
-        return figure_of(self)  # type: ignore[arg-type]
+        return figure_of(self)
 
     def page(self) -> str:
         """A web page without scripts, with a text as HTML and an image as pictures."""
         from hf_bidir.explain.draw.page import page_of
 
-        return page_of(self)  # type: ignore[arg-type]
+        return page_of(self)
 
     def to_html(self, path: str | Path) -> None:
         """Write the page."""
@@ -52,7 +54,7 @@ class Result:
         """The scores as HTML, which Jupyter shows in place of the object."""
         from hf_bidir.explain.draw.page import fragment_of
 
-        return fragment_of([self])  # type: ignore[list-item]
+        return fragment_of([self])
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,11 @@ class Explanation(Result):
     def tokens(self) -> list[str]:
         """Words as spelled in the text, or names of patches, one for each score."""
         return self.example.tokens
+
+    @property
+    def how_to_read(self) -> str:
+        """The meaning of the scores, without a full stop."""
+        return METHODS[self.method].how_to_read
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
@@ -172,6 +179,8 @@ class Alignment(Result):
         has_signs: whether the first scores can be negative.
         notes: what limits the scores, a sentence each.
     """
+
+    is_generated: ClassVar = True
 
     source: list[str]
     written: list[str]

@@ -1,7 +1,5 @@
 """Explanations and errors for every family of models."""
 
-from functools import partial
-
 import pytest
 import torch
 from transformers import SwinConfig, SwinForImageClassification, ViTImageProcessor

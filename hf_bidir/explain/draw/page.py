@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader
@@ -17,7 +17,9 @@ from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.figures import Scale, as_array, draw_words, finish, image_heatmap, score_grid, text_color_on
 from hf_bidir.explain.inputs.text import visible
 from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.result import Alignment, Explanation
+
+if TYPE_CHECKING:
+    from hf_bidir.explain.result import Alignment, Explanation
 
 COEFFICIENT = "a"  # unit of a coefficient
 PAGE = "index.html"
@@ -74,13 +76,13 @@ def rendered(template: str, **values: object) -> str:
     return environment.get_template(template).render(**values)
 
 
-def sections_of(result: Explanation | Alignment, scale: Scale | None = None) -> Iterator[Section]:
-    """The scores, then the coefficients of a head and the figures that were asked for.
+def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
+    """The scores of an `Explanation` or `Alignment`, then the figures that were asked for.
 
     Args:
         scale: of the scores; by default up to the largest of them.
     """
-    if isinstance(result, Alignment):
+    if result.is_generated:
         yield from (_aligned(result, unit) for unit in result.scores)
         return
     unit, sums = METHODS[result.method].unit, f"{result.hidden()} {result.sums()}"
@@ -95,7 +97,7 @@ def sections_of(result: Explanation | Alignment, scale: Scale | None = None) -> 
 
 
 def _section(
-    result: Explanation,
+    result: "Explanation",
     heading: str,
     unit: str,
     scores: Tensor,
@@ -127,7 +129,7 @@ def _heads(contributions: Tensor) -> Section:
     return Section("Contribution of each layer and head", unit, scale, caption, figure=figure)
 
 
-def _aligned(result: Alignment, unit: str) -> Section:
+def _aligned(result: "Alignment", unit: str) -> Section:
     """A text for each generated token: the source, and of a causal model the tokens generated before."""
     rows = as_array(result.scores[unit])
     grows = result.first_length < len(result.source)
@@ -139,12 +141,11 @@ def _aligned(result: Alignment, unit: str) -> Section:
     return Section(heading, unit, Scale.of(rows), lines=lines)
 
 
-def _reading(result: Explanation | Alignment) -> str:
-    meaning = METHODS[result.method].how_to_read if isinstance(result, Explanation) else result.how_to_read
-    return f"How to read: {meaning}." if meaning else ""
+def _reading(result: "Explanation | Alignment") -> str:
+    return f"How to read: {result.how_to_read}." if result.how_to_read else ""
 
 
-def figure_of(result: Explanation | Alignment) -> Figure:
+def figure_of(result: Any) -> Figure:
     """The scores alone: the words or the image, or a grid of generated and source tokens."""
     section = next(sections_of(result))
     parts = [f"{section.heading}.", section.caption, *result.notes, _reading(result), result.explained]
@@ -152,17 +153,17 @@ def figure_of(result: Explanation | Alignment) -> Figure:
     if section.figure is not None:
         return finish(section.figure, caption)
     shown = {"unit": section.unit, "scale": section.scale, "caption": caption}
-    if isinstance(result, Alignment):
+    if result.is_generated:
         return score_grid(result.scores[section.unit], result.rows, result.source, **shown)
     (line,) = section.lines
     return draw_words(line.tokens, line.scores, **shown)
 
 
-def page_of(result: Explanation | Alignment) -> str:
+def page_of(result: "Explanation | Alignment") -> str:
     return rendered("page.html", result=result, sections=list(sections_of(result)), reading=_reading(result))
 
 
-def fragment_of(results: Sequence[Explanation | Alignment], more: str = "", scale: Scale | None = None) -> str:
+def fragment_of(results: "Sequence[Explanation | Alignment]", more: str = "", scale: Scale | None = None) -> str:
     """The scores as HTML for a notebook; how to read them is said once for several results."""
     readings = list(filter(None, dict.fromkeys(map(_reading, results))))
     contents = [(result, list(sections_of(result, scale))) for result in results]
@@ -174,7 +175,7 @@ def write_page(path: str | Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def write_explanation(result: Explanation | Alignment, folder: str | Path) -> Path:
+def write_explanation(result: "Explanation | Alignment", folder: str | Path) -> Path:
     """Write the page as index.html into `folder`, in place of an earlier one; errors as in `holds_explanation`."""
     holds_explanation(folder)
     path = Path(folder, PAGE)
