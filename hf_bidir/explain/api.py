@@ -18,7 +18,7 @@ from hf_bidir.explain.forward import ForwardCache, check_kind, reads_images, tak
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import sink_note
 from hf_bidir.explain.prediction import at_token, predictions
-from hf_bidir.explain.registry import LAYER_DEFAULT, METHODS, NoRule
+from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
 from hf_bidir.explain.request import COEFFICIENTS, HEADS, TRACED, Request, why_fast
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 
@@ -61,7 +61,12 @@ def explain(
     """
     request = Request(method, **choices)
     if isinstance(inputs, ONE) or _is_conversation(inputs):
-        return _explain_single(request.model_within(model, processor), processor, inputs, request)
+        model = request.model_within(model, processor)
+        if model.config.is_encoder_decoder or request.generates:
+            from hf_bidir.explain.generation import explain_generated
+
+            return explain_generated(model, processor, parted(processor, inputs, request), request)
+        return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
     inputs = list(_several(inputs))
     if not inputs or request.generates:
         expected = "a single prompt to continue" if inputs else "at least one text or image"
@@ -91,17 +96,6 @@ def explain_each(
                 examples.append(read(model, processor, text_or_image, request))
         with _naming_input(batch[0][0], known=len(batch) == 1):
             yield from _explanations(model, processor, examples, request)
-
-
-def _explain_single(
-    model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request
-) -> Explanation | Alignment:
-    if model.config.is_encoder_decoder or request.generates:
-        from hf_bidir.explain.generation import explain_generated
-
-        return explain_generated(model, processor, parted(processor, text_or_image, request), request)
-    example = read(model, processor, text_or_image, request)
-    return next(_explanations(model, processor, [example], request))
 
 
 @contextmanager
@@ -198,8 +192,9 @@ def _explanations(
         note = f"The default method, {resolved.method}, does not apply: {error}"
         resolved = replace(resolved, method=LAYER_DEFAULT)
         scores = resolved.entry.scores(cache, resolved)
-    for example, prediction, row in zip(examples, predicted, scores.cpu(), strict=True):
-        by_token = _by_token(example, row, str(resolved.method))
+    for example, prediction, row in zip(examples, predicted, scores, strict=True):
+        by_token, sink = _by_token(example, row, resolved)
+        notes = [*_lost(example, processor), note, sink]
         explanation = Explanation(
             **vars(prediction),
             example=example,
@@ -207,20 +202,15 @@ def _explanations(
             layer=request.layer,
             head=request.head,
             scores=by_token,
-            notes=list(
-                filter(None, [*_lost(example, processor), note, _sink(example, str(resolved.method), by_token)])
-            ),
+            notes=list(filter(None, notes)),
         )
         yield _with_figures(explanation, cache, resolved) if request.figures else explanation
 
 
-def _by_token(example: Example, scores: Tensor, method: str) -> Tensor:
-    """Scores `[tokens]` of a method from those of an example's row."""
-    return example.by_token(scores[: len(example.token_of_piece)].cpu(), METHODS[method].additive)
-
-
-def _sink(example: Example, method: str, scores: Tensor) -> str:
-    return sink_note(method, example.tokens, example.special, scores)
+def _by_token(example: Example, scores: Tensor, request: Request) -> tuple[Tensor, str]:
+    """Scores `[tokens]` from those of an example's row, and a note where a sink holds them."""
+    by_token = example.by_token(scores[: len(example.token_of_piece)].cpu(), request.entry.additive)
+    return by_token, sink_note(str(request.method), example.tokens, example.special, by_token)
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -247,11 +237,12 @@ def _with_figures(explanation: Explanation, cache: ForwardCache, request: Reques
         from hf_bidir.explain.methods.contributions import head_contributions
 
         heads = head_contributions(cache, request)[0].sum(-1)
+    notes = [*explanation.notes]
     for name in TRACED:
         if name in figures:
-            traced[name] = _by_token(example, METHODS[name].scores(cache, request)[0], name)
-    sinks = [_sink(example, name, scores) for name, scores in traced.items()]
-    notes = [*explanation.notes, *filter(None, sinks)]
+            alone = replace(request, method=name)
+            traced[name], sink = _by_token(example, alone.entry.scores(cache, alone)[0], alone)
+            notes += [sink] if sink else []
     return replace(explanation, coefficients=coefficients, heads=heads, traced=traced, notes=notes)
 
 

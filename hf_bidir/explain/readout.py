@@ -4,6 +4,7 @@ For language models `y` is the logit minus the mean over the vocabulary.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class InputFunction:
             self.readout = None if one_point else cached_readout(cache, request)
         self.rows = torch.arange(len(self.start), device=self.start.device)
 
-    @property
+    @cached_property
     def baseline(self) -> Tensor:
         """Images of zeros, or padding at every token except the sinks of causal attention, the first of each text.
 
