@@ -118,14 +118,9 @@ def model_within(model: Any, processor: Any) -> PreTrainedModel:
             f"{type(model).__name__} and a {type(processor).__name__}."
         )
     model = unwrapped(model)
-    check_bidir(model)
+    check_attends(model)
     check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
     return model
-
-
-def check_bidir(model: PreTrainedModel) -> None:
-    """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, passes."""
-    check_attends(model)
 
 
 def attends_between_tokens(model: PreTrainedModel) -> bool:
@@ -164,7 +159,7 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
 
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs on the model's device, without labels, once they are checked."""
-    check_bidir(model)
+    check_attends(model)
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(

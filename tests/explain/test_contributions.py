@@ -98,7 +98,7 @@ def test_a_masked_language_model_is_explained_at_a_position():
             "has no classes; got instead_of 1, leave it out",
         ),
         (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "Explain model.base_model, the same model"),
-        (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
+        (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "hf_bidir.signed"),
     ],
 )
 def test_bad_input_is_one_error_with_the_expectation(model, inputs, options, message):
