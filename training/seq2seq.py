@@ -85,9 +85,6 @@ class Seq2SeqRunArguments(RunArguments, Seq2SeqTrainingArguments):
     """Run options of encoder-decoders: evaluation generates text and counts exact matches."""
 
     predict_with_generate: bool = option(True, "Evaluate generated text.")
-    generation_num_beams: int | None = option(
-        None, "Number of beams in evaluation; default: the checkpoint's, or 1 (greedy)."
-    )
     metric_for_best_model: str | None = option("exact_match", "Validation metric that selects the best checkpoint.")
     per_device_train_batch_size: int = option(128, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(256, "Evaluation examples per process and step.")

@@ -189,9 +189,6 @@ class PretrainedArguments:
     attn_negative_mass: float | None = option(
         None, "Negative mass λ, 0 (softmax) to 1. From scratch: 1; a stock softmax checkpoint keeps 0."
     )
-    attn_negative_mass_by_layer: list[float] | None = option(
-        None, "Negative mass of each layer with signed attention, first layer first."
-    )
     attn_negative_mass_by_head: list[float] | None = option(
         None, "Negative mass of each head, the same in every layer, such as 0 0 0 1."
     )
@@ -312,7 +309,6 @@ class RunArguments(TrainingArguments):
     group_by_length: bool = option(
         False, "Batch texts of similar length together: less padding and faster, but less random batches."
     )
-    use_cpu: bool = option(False, "Compute on the CPU even if there is a GPU.")
     bf16: bool | None = option(None, "bfloat16 mixed precision; default: on a GPU that supports it.")
     report_to: str | None = option("none", "Further loggers, which also get λ: tensorboard, wandb, ...")
 

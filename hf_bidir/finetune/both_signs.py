@@ -31,11 +31,14 @@ def one_sidedness(model: nn.Module, keep: Tensor | None, most_unequal: float) ->
 
     def record(layer: int, *parts: Tensor) -> None:
         contexts = torch.stack([at_tokens(part, keep).float() for part in parts])  # [signs, tokens, heads, head_dim]
-        distances = (contexts - contexts.mean(1, keepdim=True)).square().sum(-1)
-        shares = (distances / distances.sum(0).clamp_min(SMALLEST)).mean(1)
-        logarithms = shares.add(SMALLEST).log()
-        penalty = (logarithms[0] - logarithms[1]).abs() - math.log(most_unequal)
-        penalties.append((penalty.clamp_min(0) * (shares > 0).all(0)).mean())
+        means = contexts.mean(1, keepdim=True)
+        distances = (contexts - means).square().sum(-1)
+        of_both_signs = distances.sum(0).clamp_min(SMALLEST)
+        shares = (distances / of_both_signs).mean(1)
+        positive, negative = shares.add(SMALLEST).log()
+        penalty = (positive - negative).abs() - math.log(most_unequal)
+        uses_both = (shares > 0).all(0)
+        penalties.append((penalty.clamp_min(0) * uses_both).mean())
 
     with signed_parts(model, record):
         yield penalties

@@ -72,7 +72,9 @@ class DistillationTrainer(SignedTrainer):
         for parameter in parameters_before_attention(student):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
-        self.match, self.keep_signs, self.class_names = match, keep_signs, class_names(student)
+        self.match = match
+        self.keep_signs = keep_signs
+        self.class_names = class_names(student)
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
@@ -83,16 +85,18 @@ class DistillationTrainer(SignedTrainer):
         with torch.no_grad():
             expected = self.teacher(**inputs, output_hidden_states=True)
         keep = inputs.get("attention_mask")
-        if not self.keep_signs:
-            return self._distance(model(**inputs, output_hidden_states=True), expected, keep)
-        penalises_heads = self.match == STATES
+        penalises_heads = self.keep_signs and self.match == STATES
         heads: AbstractContextManager = nullcontext([])
         if penalises_heads:
             heads = one_sidedness(model, keep, self.most_unequal)
         with heads as one_sided:
-            distance = self._distance(model(**inputs, output_hidden_states=True), expected, keep)
+            outputs = model(**inputs, output_hidden_states=True)
+        distance = self._distance(outputs, expected, keep)
+        if not self.keep_signs:
+            return distance
         with without_negatives(model):
-            difference = prediction_difference(model(**inputs, output_hidden_states=True), expected, keep)
+            outputs = model(**inputs, output_hidden_states=True)
+        difference = prediction_difference(outputs, expected, keep)
         if not penalises_heads:
             return distance + (distance.detach() + self.further - difference).clamp_min(0)
         both_signs = self.both_signs_weight * torch.stack(one_sided).mean()
@@ -114,14 +118,15 @@ class DistillationTrainer(SignedTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, output_hidden_states=True)
             expected = self.teacher(**inputs, output_hidden_states=True)
+            distance = self._distance(outputs, expected, keep)
             quantities = [state_errors(outputs, expected, keep)]
             if self.teacher.can_generate():
-                quantities += [next_token_losses(model_outputs.logits, inputs) for model_outputs in (outputs, expected)]
+                quantities.append(next_token_losses(outputs.logits, inputs))
+                quantities.append(next_token_losses(expected.logits, inputs))
             elif self.class_names:
                 quantities.append(class_counts(outputs.logits, expected.logits))
-            numerators = torch.cat([numerator for numerator, _ in quantities], 1)
-            denominators = torch.cat([denominator for _, denominator in quantities], 1)
-            return self._distance(outputs, expected, keep), numerators, denominators
+        numerators, denominators = zip(*quantities, strict=True)
+        return distance, torch.cat(numerators, 1), torch.cat(denominators, 1)
 
 
 def parameters_before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:
@@ -159,10 +164,14 @@ def state_errors(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | Non
     teacher_states = [*_layers(expected), *_logits(expected)]
     numerators, denominators = [], []
     for index, (student, teacher) in enumerate(zip(student_states, teacher_states, strict=True)):
-        errors, norms = _squared_norms(student - teacher), _squared_norms(teacher)
+        errors = _squared_norms(student - teacher)
+        norms = _squared_norms(teacher)
         if index < len(layers):
-            errors, norms = errors / norms.clamp_min(SMALLEST), torch.ones_like(norms)
-        mask = keep if keep is not None and keep.shape == norms.shape else torch.ones_like(norms)
+            errors = errors / norms.clamp_min(SMALLEST)
+            norms = torch.ones_like(norms)
+        mask = torch.ones_like(norms)
+        if keep is not None and keep.shape == norms.shape:
+            mask = keep
         numerators.append((errors * mask).sum(1))
         denominators.append((norms * mask).sum(1))
     return torch.stack(numerators, 1), torch.stack(denominators, 1)
@@ -173,19 +182,24 @@ def _layers(outputs: ModelOutput) -> list[Tensor]:
     hidden = outputs.get("hidden_states")
     if hidden is None:
         raise InputError(f"a model that returns {', '.join(outputs)} has no hidden states of layers to match")
-    return [*hidden[1:]] if _logits(outputs) else [*hidden[1:-1], outputs.last_hidden_state]
+    if _logits(outputs):
+        return [*hidden[1:]]
+    return [*hidden[1:-1], outputs.last_hidden_state]
 
 
 def _logits(outputs: ModelOutput) -> list[Tensor]:
     """Logits with their classes last; those of spans are `[batch, length]`."""
-    logits = [outputs[name] for name in LOGITS if name in outputs]
-    return [each.unsqueeze(-1) for each in logits] if "start_logits" in outputs else logits
+    if "start_logits" in outputs:
+        return [outputs.start_logits.unsqueeze(-1), outputs.end_logits.unsqueeze(-1)]
+    return [outputs.logits] if "logits" in outputs else []
 
 
 def _squared_norms(states: Tensor) -> Tensor:
     """Squared norms of tokens `[batch, length]`, or `[batch, 1]` of states that are not `[batch, length, features]`."""
     squares = states.float().square()
-    return squares.sum(-1) if squares.dim() == 3 else squares.flatten(1).sum(1, keepdim=True)
+    if squares.dim() == 3:
+        return squares.sum(-1)
+    return squares.flatten(1).sum(1, keepdim=True)
 
 
 def prediction_difference(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
@@ -204,9 +218,12 @@ def divergence(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None 
         raise InputError(f"expected match states for a model that returns {', '.join(expected)}, and predicts nothing")
     means = []
     for name in names:
-        student, teacher = outputs[name].float().log_softmax(-1), expected[name].float().log_softmax(-1)
+        student = outputs[name].float().log_softmax(-1)
+        teacher = expected[name].float().log_softmax(-1)
         nats = kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-        means.append((nats if nats.dim() == 1 else at_tokens(nats, keep)).mean())
+        if nats.dim() == 2:
+            nats = at_tokens(nats, keep)
+        means.append(nats.mean())
     return torch.stack(means).mean()
 
 
@@ -219,9 +236,11 @@ def next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor
     """Sum of the losses of the tokens after the first, in nats, and their number, `[examples, 1]` each."""
     ids = inputs["input_ids"]
     keep = inputs.get("attention_mask", torch.ones_like(ids))
-    targets = ids[:, 1:].masked_fill(keep[:, 1:] * keep[:, :-1] == 0, -100)  # padding may be on either side
-    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
-    return losses.sum(1, keepdim=True), (targets != -100).sum(1, keepdim=True).float()
+    padding = keep[:, 1:] * keep[:, :-1] == 0  # on either side
+    targets = ids[:, 1:].masked_fill(padding, -100)
+    predictions = logits[:, :-1].float().transpose(1, 2)
+    losses = cross_entropy(predictions, targets, reduction="none")
+    return losses.sum(1, keepdim=True), (~padding).sum(1, keepdim=True).float()
 
 
 def class_counts(logits: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,6 +249,8 @@ def class_counts(logits: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
     The first half sums the teacher's probabilities of its class, the second counts the student's equal predictions.
     """
     classes = expected.shape[-1]
-    teacher, student = one_hot(expected.argmax(-1), classes).float(), one_hot(logits.argmax(-1), classes)
+    teacher = one_hot(expected.argmax(-1), classes).float()
+    student = one_hot(logits.argmax(-1), classes)
     probabilities = teacher * expected.float().softmax(-1)
-    return torch.cat([probabilities, teacher * student], 1), torch.cat([teacher, teacher], 1)
+    numerators = torch.cat([probabilities, teacher * student], 1)
+    return numerators, torch.cat([teacher, teacher], 1)

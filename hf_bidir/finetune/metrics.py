@@ -51,13 +51,15 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
         right, wrong, exact = 0, 0, 0
-        for generated, target in zip(evaluation.predictions, evaluation.label_ids, strict=True):
-            target = target[(target != -100) & (target != tokenizer.pad_token_id)]  # the Trainer pads with either
+        for generated, padded in zip(evaluation.predictions, evaluation.label_ids, strict=True):
+            is_target = (padded != -100) & (padded != tokenizer.pad_token_id)  # the Trainer pads with either
+            target = padded[is_target]
             predicted = generated[1 : 1 + len(target)]  # without the start token
-            same = (predicted == target[: len(predicted)]) & (predicted != tokenizer.unk_token_id)
-            right += int(same.sum())
-            wrong += len(target) - int(same.sum())
-            exact += int(same.sum()) == len(target)  # the last token of a target is the end token
+            same = predicted == target[: len(predicted)]
+            matched = int((same & (predicted != tokenizer.unk_token_id)).sum())
+            right += matched
+            wrong += len(target) - matched
+            exact += matched == len(target)  # the last token of a target is the end token
         return {"exact_match": exact / len(evaluation.label_ids), "token_accuracy": right / (right + wrong)}
 
     return compute

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
+NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_head")
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
-KEYS_SHOWN = 3
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
 
@@ -255,9 +254,9 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
 
 
 def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
-    """Set the negative mass of each layer or head, if the options give it."""
-    by_layer, by_head = arguments.attn_negative_mass_by_layer, arguments.attn_negative_mass_by_head
-    if by_layer is None and by_head is None:
+    """Set the negative mass of each head, if the options give it."""
+    by_head = arguments.attn_negative_mass_by_head
+    if by_head is None:
         return
     if model.config.attn_activation not in WITH_NEGATIVE_MASS:
         raise InputError(
@@ -265,7 +264,7 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
             f"{model.config.attn_activation}"
         )
     heads = [heads_of(layer) for layer in signed_layers(model)]
-    masses: list[Any] = by_layer or [by_head] * len(heads)
+    masses = [by_head] * len(heads)
     check_layers(masses, heads)
     model.config.attn_negative_mass = masses
     check_bidir_config(model.config)
@@ -285,10 +284,9 @@ def _pretrained(
     lacking = {key if isinstance(key, str) else key[0] for key in problems}  # or (key, shape, shape)
     needed = sorted(key for key in lacking if _belongs_to_checkpoint(key, model))
     if needed:
-        shown = ", ".join(needed[:KEYS_SHOWN]) + (", ..." if len(needed) > KEYS_SHOWN else "")
         raise InputError(
             f"{refused}expected every weight of the encoder in the shape that config.json describes; "
-            f"{len(needed)} are missing or of another shape: {shown}"
+            f"{len(needed)} are missing or of another shape: {', '.join(needed)}"
         )
     new = sorted(lacking)
     if new:

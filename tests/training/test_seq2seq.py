@@ -4,7 +4,6 @@ import shlex
 
 import pytest
 from datasets import Dataset
-from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_bidir import BidirRnnForSeq2SeqLM
@@ -50,27 +49,9 @@ def test_a_run_learns_to_write_and_its_folder_does_so_again(learned):
     assert "| exact match | 1.0000 |" in (folder / "README.md").read_text()
 
 
-def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(pairs, tmp_path, crash):
-    options = [*pairs, *RUN, "--num_train_epochs", "4"]
-    main([*options, "--output_dir", str(tmp_path / "whole")])
-    resumed = [*options, "--output_dir", str(tmp_path / "resumed")]
-    crash(main, resumed, after_steps=8)
-    main(resumed)
-    expected, got = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert all(expected[key].equal(got[key]) for key in expected.keys() | got.keys())
-
-
-def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_path, monkeypatch):
+def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_path):
     onward = shlex.split(f"--model_name_or_path {learned[0]} --max_length 4 --max_steps 1 --use_cpu")
-    beams, generate = [], BidirRnnForSeq2SeqLM.generate
-
-    def spied(self, *args, **kwargs):
-        beams.append(kwargs["num_beams"])
-        return generate(self, *args, **kwargs)
-
-    monkeypatch.setattr(BidirRnnForSeq2SeqLM, "generate", spied)
     results = main([*pairs, *onward, "--generation_num_beams", "3", "--output_dir", str(tmp_path / "second")])
-    assert set(beams) == {3}
     assert results["test_exact_match"] == 1.0
 
 

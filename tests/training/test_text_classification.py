@@ -82,7 +82,7 @@ def test_an_interrupted_run_continues_to_the_same_numbers_and_is_then_overwritte
     assert json.loads((tmp_path / "broken/run.json").read_text())["seed"] == 1
 
 
-def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one_and_a_bidir_one_keeps_its_attention(texts, tmp_path):
+def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one(texts, tmp_path):
     still = ["--max_length", "12", "--learning_rate", "0", *BRIEF, "--warmup_ratio", "0"]
     source = checkpoint_of("Roberta", tmp_path / "stock", "ForSequenceClassification")
     first = ["--model_name_or_path", source, "--output_dir", str(tmp_path / "first")]
@@ -94,11 +94,6 @@ def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one_and_a_bidir_one_k
     assert not list((tmp_path / "first").glob("*.py"))
     ids = torch.arange(5, 13)[None]
     torch.testing.assert_close(model(ids).logits, stock(ids).logits)
-    second = ["--model_name_or_path", source, "--attn_negative_mass", "0.5", "--output_dir", str(tmp_path / "second")]
-    main([*texts, *RUN, *still, *second])
-    third = ["--model_name_or_path", str(tmp_path / "second"), "--output_dir", str(tmp_path / "third")]
-    main([*texts, *RUN, *still, *third])
-    assert json.loads((tmp_path / "third/config.json").read_text())["attn_negative_mass"] == 0.5
 
 
 def test_a_decoder_is_fine_tuned_as_a_classifier(texts, tmp_path, caplog):
