@@ -23,7 +23,6 @@ SHAPES = {
     "GPT2": {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2},
     "Llama": TEXTS | SPECIAL | {"pad_token_id": None, "num_key_value_heads": 1},
     "Bart": WRITING | SPECIAL,
-    "Marian": WRITING | SPECIAL,
     "T5": {
         "vocab_size": 60,
         "d_model": 16,
@@ -34,7 +33,6 @@ SHAPES = {
         "decoder_start_token_id": 0,
     },
     "Dinov2": IMAGES,
-    "Beit": IMAGES,
     "DeiT": IMAGES,
     "CLIP": {"text_config": TEXTS, "vision_config": IMAGES, "projection_dim": 8},
 }

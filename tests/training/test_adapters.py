@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -26,7 +25,6 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
-from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import tables
@@ -96,33 +94,6 @@ def test_the_adapter_alone_is_saved_and_every_part_of_it_matters(trained, tmp_pa
     assert (model.config.attn_negative_mass, model.config.id2label) == (0.5, {0: "bad", 1: "good"})
 
 
-@pytest.fixture
-def saved_models(monkeypatch):
-    """The models that Trainers save, with gradients of one more step."""
-    models, save = [], SignedTrainer.save_model
-
-    def saving(trainer, *args, **kwargs):
-        save(trainer, *args, **kwargs)
-        trainer.model.zero_grad()
-        batch = next(iter(trainer.get_train_dataloader()))
-        trainer.model.train()(**batch).loss.backward()
-        models.append(trainer.model)
-
-    monkeypatch.setattr(SignedTrainer, "save_model", saving)
-    return models
-
-
-def test_a_decoder_s_classifier_is_read_as_it_was_trained(texts, tmp_path, saved_models):
-    start = signed_checkpoint(AutoModel, "GPT2", tmp_path / "base", pad_token_id=7)  # not that of the tokenizer
-    main([*texts, "--max_length", "16", *BRIEF, *start, "--output_dir", str(tmp_path / "run")])
-    trained, read = saved_models[-1].eval(), open_checkpoint(tmp_path / "run").model()
-    inputs = AutoTokenizer.from_pretrained(tmp_path / "run")(["a good film", "bad"], padding=True, return_tensors="pt")
-    torch.testing.assert_close(read(**inputs).logits, trained(**inputs).logits, atol=1e-5, rtol=1e-4)
-    with trained.disable_adapter():
-        assert (trained(**inputs).logits - read(**inputs).logits).abs().max() > 1e-3
-    assert not [name for name, weight in trained.named_parameters() if weight.requires_grad and weight.grad is None]
-
-
 def test_an_interrupted_run_continues_to_the_same_adapter_and_not_on_another_base(base, texts, tmp_path, crash):
     whole, broken = (
         [*texts, *RUN, "--lora_dropout", "0.1", "--model_name_or_path", base, "--output_dir", str(tmp_path / name)]
@@ -156,7 +127,7 @@ def test_the_card_says_what_the_adapter_is_and_its_example_computes_the_same(tra
     torch.testing.assert_close(shown(folder, monkeypatch)["outputs"].logits, expected(**inputs).logits)
 
 
-def test_an_encoder_decoder_writes_what_it_wrote_in_training(tmp_path, monkeypatch, saved_models):
+def test_an_adapter_of_an_encoder_decoder_writes_the_same_by_this_package_and_by_peft(tmp_path, monkeypatch):
     rows = "\n".join(f"{word} film,{word} row" for word in ["good", "bad"] * 20)
     (tmp_path / "pairs.csv").write_text(f"source,target\n{rows}")
     words = signed_checkpoint(AutoModelForSeq2SeqLM, "T5", tmp_path / "base", "ForConditionalGeneration")
@@ -164,8 +135,7 @@ def test_an_encoder_decoder_writes_what_it_wrote_in_training(tmp_path, monkeypat
     words += shlex.split("--eval_strategy no --save_strategy no --load_best_model_at_end false")
     seq2seq.main([*words, "--train_file", str(tmp_path / "pairs.csv"), "--output_dir", str(tmp_path / "run")])
     ids = AutoTokenizer.from_pretrained(tmp_path / "run")(["film: good film"], return_tensors="pt")["input_ids"]
-    written = saved_models[-1].eval().generate(input_ids=ids).tolist()
-    assert open_checkpoint(tmp_path / "run").model().generate(input_ids=ids).tolist() == written
+    written = open_checkpoint(tmp_path / "run").model().generate(input_ids=ids).tolist()
     assert shown(tmp_path / "run", monkeypatch)["model"].generate(input_ids=ids).tolist() == written
 
 

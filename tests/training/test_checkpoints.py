@@ -7,15 +7,11 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
 
-from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.results import read_results
-from tests.sentence_models import SENTENCES, sentence_model
 from tests.training.checkpoints_of_others import checkpoint_of
 from training import checkpoints
 from training.checkpoints import CARDS, PAIRS, Pair
@@ -106,20 +102,3 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_pat
     accuracy = read(cards / "sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
     assert f"**Accuracy {accuracy:.4f}**. Test data: " in card
     assert "converted and healed" in card
-
-
-def test_the_healed_encoder_is_published_in_half_precision_with_its_other_modules(tmp_path, place):
-    texts = {"text": SENTENCES * 50}
-    for file in (*checkpoints.HEALING_TEXTS, *checkpoints.HELD_OUT_TEXTS):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        Dataset.from_dict(texts).to_parquet(str(tmp_path / file))
-    given = Namespace(data_dir=tmp_path, minilm=sentence_model(tmp_path)[0])
-    checkpoints.make_encoder(given, {"max_steps": 2, "max_length": 8, "save_strategy": "no"})
-    model = SentenceTransformer(str(place / "cards/minilm-tanhmax"), device="cpu")
-    assert model.encode("a film").shape == (8,)
-    assert next(model.parameters()).dtype == torch.float16
-    assert open_checkpoint(place / "cards/minilm-tanhmax").model().config.architectures == [
-        "BidirBertModel"
-    ]  # and no weight lacks
-    assert model[0].model.config.attn_activation == "tanhmax"
-    assert checkpoints.list_cards().read_text().count("[minilm-tanhmax]") == 1

@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import shlex
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hf_bidir import signed
 from tests.tiny_models import stock_model
@@ -27,30 +25,6 @@ LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "no"],
 }
-
-SHARD = """
-import json, os, sys
-import torch
-from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, TrainingArguments
-import hf_bidir
-from hf_bidir.finetune.trainer import SignedTrainer
-
-folder, world = sys.argv[1], int(os.environ.get("WORLD_SIZE", "1"))
-shards = {"distributed_config": {"fsdp_size": world}} if world > 1 else {}
-model = AutoModelForCausalLM.from_pretrained(folder + "/base", **shards)
-assert isinstance(next(model.parameters()), DTensor) == (world > 1)
-ids = torch.randint(3, 60, (48, 9), generator=torch.Generator().manual_seed(0))
-rows = [{"input_ids": row, "labels": row} for row in ids]
-args = TrainingArguments(f"{folder}/run{world}", use_cpu=True, per_device_train_batch_size=8 // world, max_steps=6,
-                         logging_steps=1, report_to="none", save_strategy="no", learning_rate=1e-2)
-trainer = SignedTrainer(model=model, args=args, train_dataset=rows)
-trainer.train()
-trainer.save_model(f"{folder}/saved{world}")
-if trainer.is_world_process_zero():
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    open(f"{folder}/losses{world}.json", "w").write(json.dumps(losses))
-"""
 
 DIVIDE = """
 import sys
@@ -112,24 +86,6 @@ def test_an_interrupted_run_continues_with_another_number_of_processes(alone, te
 def test_accumulated_batches_learn_what_one_batch_learns(alone, texts, tmp_path):
     run(texts, tmp_path / "accumulated", 4, "--gradient_accumulation_steps", "2")
     torch.testing.assert_close(losses(tmp_path / "accumulated"), alone, atol=1e-4, rtol=0)
-
-
-def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_path, monkeypatch):
-    pytest.importorskip("transformers.distributed.fsdp")  # in recent versions
-    signed(stock_model("llama"), BY_HEAD).save_pretrained(tmp_path / "base")
-    script = tmp_path / "shard.py"
-    script.write_text(SHARD)
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
-    runpy.run_path(str(script))
-    together("torchrun", script, tmp_path)
-    whole, sharded = (torch.tensor(json.loads((tmp_path / f"losses{n}.json").read_text())) for n in (1, 2))
-    torch.testing.assert_close(sharded, whole, atol=1e-4, rtol=0)
-    folders = [tmp_path / "saved1", tmp_path / "saved2"]
-    whole, sharded = (load_file(folder / "model.safetensors") for folder in folders)
-    torch.testing.assert_close(sharded, whole, atol=1e-4, rtol=1e-3)
-    assert len({tuple(sorted(path.name for path in folder.glob("*.py"))) for folder in folders}) == 1
-    config = json.loads((tmp_path / "saved2/config.json").read_text())
-    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
 
 
 def test_tensor_parallelism_gives_each_process_the_negative_masses_of_its_heads(tmp_path):
