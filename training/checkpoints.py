@@ -226,10 +226,10 @@ def note_comparison(folder: Path, pair: Pair) -> None:
     """Add to run.json a paragraph for the card: the score over the seeds of seeds.json, and that of the counterpart."""
     seeds = read_json(folder / "seeds.json")
     metric, scores = next(iter(seeds["this"]["scores"].items()))
-    others = seeds["counterpart"]["scores"][metric]
+    counterpart = seeds["counterpart"]["scores"][metric]
     count = "1 seed" if len(scores) == 1 else f"{len(scores)} seeds (mean ± standard deviation)"
     text = f"{metric.capitalize()} of {count}: {mean_and_deviation(scores, DIGITS)}; "
-    text += f"of {seeds['counterpart']['name']}: {mean_and_deviation(others, DIGITS)}."
+    text += f"of {seeds['counterpart']['name']}: {mean_and_deviation(counterpart, DIGITS)}."
     if len(scores) > 1:
         difference = compare(scores, others).text(DIGITS)
         text += f" Difference: {difference}, a 95 % t interval over seeds, which share data and initialisation."

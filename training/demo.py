@@ -48,13 +48,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"), help="folder of the run")
-    options, others = parser.parse_known_args(argv)
+    options, training_options = parser.parse_known_args(argv)
     folder = options.output_dir
 
     if is_finished(folder):
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:
-        image_classification.main([str(RECIPE), f"--output_dir={folder}", *others])
+        image_classification.main([str(RECIPE), f"--output_dir={folder}", *training_options])
     accuracy = read_json(folder / RESULTS)["test_accuracy"]
 
     test = read_digits()["test"]
