@@ -231,7 +231,7 @@ def note_comparison(folder: Path, pair: Pair) -> None:
     text = f"{metric.capitalize()} of {count}: {mean_and_deviation(scores, DIGITS)}; "
     text += f"of {seeds['counterpart']['name']}: {mean_and_deviation(counterpart, DIGITS)}."
     if len(scores) > 1:
-        difference = compare(scores, others).text(DIGITS)
+        difference = compare(scores, counterpart).text(DIGITS)
         text += f" Difference: {difference}, a 95 % t interval over seeds, which share data and initialisation."
     text += f" This checkpoint has seed {seeds['seeds'][0]}. {pair.note}"
     write_json(folder / RECORD, read_json(folder / RECORD) | {"comparison": text})
