@@ -282,7 +282,7 @@ class RunArguments(TrainingArguments):
 
     _argument_group_name = "training (transformers.TrainingArguments)"
 
-    output_dir: str = option("runs/finetuned", "Output folder: checkpoint, model card, metrics, loss curve.")
+    output_dir: str = option("runs/finetuned", "Output folder: checkpoint, model card, metrics.")
     overwrite_output_dir: bool = option(False, "Start again in a folder that holds a run, replacing its files.")
     early_stopping_patience: int = option(
         0, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
