@@ -1,7 +1,6 @@
 """Libraries that their users already use take a signed model as they take a stock one."""
 
 import copy
-import json
 import sys
 
 import peft
@@ -220,12 +219,3 @@ def test_a_speech_pipeline_treats_a_signed_whisper_as_the_stock_one():
     expected, read = (pipeline("automatic-speech-recognition", model=model, **parts) for model in models)
     assert read.type == expected.type == "seq2seq_whisper"
     assert read(audio, generate_kwargs=options) == expected(audio, generate_kwargs=options)
-
-
-def test_a_config_has_the_type_of_the_stock_model_in_memory_and_that_of_the_signed_one_in_its_file(tmp_path):
-    model = hf_bidir.signed(stock_model("llama"))
-    model.save_pretrained(tmp_path)
-    for config in (model.config, copy.deepcopy(model).config, hf_bidir.BidirLlamaConfig.from_pretrained(tmp_path)):
-        assert config.model_type == "llama"
-        assert config.to_dict()["model_type"] == json.loads(config.to_json_string())["model_type"] == "bidir_llama"
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "bidir_llama"

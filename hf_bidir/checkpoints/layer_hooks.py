@@ -118,8 +118,7 @@ def negative_share(
     return count.share
 
 
-@contextmanager
-def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
+def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]) -> AbstractContextManager[None]:
     """Inside the context, call `record(layer, positive, negative)` after every call of a signed layer.
 
     The two parts of the context come from the positive and from the negative coefficients; each is `[batch, queries,
@@ -135,8 +134,7 @@ def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]
         positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
         record(layer.signed_index, positive, context - positive)
 
-    with edited_coefficients(model, keep), observed_layers(model, observe):
-        yield
+    return _intervening(model, Interventions(edit=keep, observe=observe))
 
 
 def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:

@@ -75,14 +75,14 @@ def gradients_through(model: nn.Module) -> Iterator[None]:
             return None
         return _StraightThrough.apply(args[0], output.detach(), linear)
 
-    bases = [base for base in map(_base_of, linear_maps(model)) if not is_plain(base) and not _is_divided(base)]
-    with hooked(bases, after=after):
+    with hooked(filter(_is_quantised, map(_base_of, linear_maps(model))), after=after):
         yield
 
 
-def _is_divided(linear: nn.Module) -> bool:
-    """Whether processes hold parts of the weights, which only a call of the whole model puts together."""
-    return any(hasattr(weight, "placements") for weight in linear.parameters())
+def _is_quantised(linear: nn.Module) -> bool:
+    """Whether the weight is stored in another way, but for parts of one that are divided among processes."""
+    weight = getattr(linear, "weight", None)
+    return type(weight) is not nn.Parameter and not hasattr(weight, "placements")
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -109,7 +109,11 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     name = PREFIX + stock.__name__
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check_format(kwargs.pop("attn_format", 0))
+        if (saved := kwargs.pop("attn_format", 0)) > FORMAT:
+            raise ValueError(
+                f"this checkpoint was saved by a newer hf_bidir (attn_format {saved}; this version knows up to "
+                f"{FORMAT}); upgrade with pip install -U hf-bidir."
+            )
         fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
         kwargs.pop("auto_map", None)
         kind = stock_type(kwargs.pop("model_type", stock.model_type))
@@ -152,7 +156,7 @@ def stock_class(name: str, kind: type) -> type:
         AttributeError: transformers has no such class; the message names the closest.
     """
     stock_name = name.removeprefix(PREFIX)
-    stock = getattr(transformers, stock_name, None) if name.startswith(PREFIX) else None
+    stock = getattr(transformers, stock_name, None)
     if not (isinstance(stock, type) and issubclass(stock, kind)):
         known = [f"{PREFIX}{other}" for other in dir(transformers) if other != stock_name]
         raise AttributeError(
@@ -210,12 +214,3 @@ def is_softmax(config: PretrainedConfig) -> bool:
     """Whether a bidir model with this config computes softmax attention in every head."""
     without_mass = not any(all_masses(config.attn_negative_mass))
     return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
-
-
-def check_format(saved: int) -> None:
-    """Raise ValueError if the attention fields were saved by a newer version of this package."""
-    if saved > FORMAT:
-        raise ValueError(
-            f"this checkpoint was saved by a newer hf_bidir (attn_format {saved}; this version knows up to {FORMAT}); "
-            "upgrade with pip install -U hf-bidir."
-        )

@@ -293,8 +293,8 @@ def forward_names(module_class: type[nn.Module]) -> frozenset[str]:
 def stock_eager(module_class: type[nn.Module]) -> Callable | None:
     """The eager attention function that a layer calls by default, which its `forward` names."""
     functions = inspect.unwrap(module_class.forward).__globals__
-    names = [name for name in code_of(module_class.forward).co_names if name.endswith("eager_attention_forward")]
-    return functions.get(names[0]) if names else None
+    names = (name for name in forward_names(module_class) if name.endswith("eager_attention_forward"))
+    return functions.get(next(names, ""))
 
 
 def refused_options(layer: nn.Module) -> frozenset[str]:

@@ -27,8 +27,6 @@ STOCK = {
     "BertModel": TEXTS,
     "BertForSequenceClassification": TEXTS,
     "BertForMultipleChoice": TEXTS,
-    "RobertaForMaskedLM": TEXTS,
-    "DistilBertForTokenClassification": {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     "ElectraForPreTraining": TEXTS | {"embedding_size": 16},
     "ModernBertForMaskedLM": TEXTS,
     "ViTForImageClassification": IMAGES,
@@ -36,7 +34,6 @@ STOCK = {
     | {"decoder_hidden_size": 16, "decoder_intermediate_size": 16, "decoder_num_hidden_layers": 1}
     | {"decoder_num_attention_heads": 2},
     "DeiTForImageClassificationWithTeacher": IMAGES,
-    "Dinov2ForImageClassification": IMAGES,
     "CLIPModel": {"text_config": TEXTS, "vision_config": IMAGES, "projection_dim": 16},
     "GPT2LMHeadModel": {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1},
     "LlamaForCausalLM": TEXTS | {"num_key_value_heads": 2},

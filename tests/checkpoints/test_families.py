@@ -5,7 +5,6 @@ import re
 
 import pytest
 import transformers
-from transformers import BertConfig, BertModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from typer.testing import CliRunner
 
@@ -99,34 +98,3 @@ def test_the_sweep_records_why_a_type_is_not_supported(sweep, name, status, reas
     record = sweep.recorded(name)
     assert record["status"] == status
     assert reason in record["reason"]
-
-
-@pytest.fixture
-def pair(sweep):
-    from benchmarks.families_build import built, tiny_config
-    from benchmarks.families_checks import Pair
-    from benchmarks.families_inputs import example
-
-    stock = built(BertModel, tiny_config(BertConfig))
-    return Pair(stock, example(stock))
-
-
-def test_a_layer_that_stays_softmax_is_found(pair):
-    from transformers.models.bert.modeling_bert import eager_attention_forward
-
-    from benchmarks.families_checks import no_softmax_left
-
-    class Hidden(type(pair.signed.encoder.layer[0].attention.self)):
-        def forward(self, hidden_states, attention_mask=None, *arguments, **more):
-            return plain(self, hidden_states)
-
-    def plain(layer, states):
-        parts = (layer.query, layer.key, layer.value)
-        heads = [part(states).view(*states.shape[:2], 4, 16).transpose(1, 2) for part in parts]
-        context, weights = eager_attention_forward(layer, *heads, None, scaling=0.25, dropout=0.0)
-        return context.flatten(2), weights
-
-    layer = pair.signed.encoder.layer[0].attention.self
-    layer.__class__ = Hidden
-    del layer.signed_index
-    assert no_softmax_left(pair) == ("fail", "softmax in encoder.layer.0.attention.self")

@@ -6,7 +6,7 @@ import torch
 from hf_bidir import register_attn_activation, tanhmax
 from hf_bidir.checkpoints.layer_hooks import negative_share, observed_layers, signed_parts, without_negatives
 from hf_bidir.modeling import activations
-from tests.explain.conftest import bert, pooling, sentences
+from tests.explain.conftest import bert, sentences
 
 
 def shown_coefficients(model, batch):
@@ -59,10 +59,3 @@ def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_gi
     for (_, positive, negative), a, value in zip(parts, coefficients, values, strict=True):
         torch.testing.assert_close(positive, (a * (a > 0) @ value).transpose(1, 2))
         torch.testing.assert_close(negative, (a * (a < 0) @ value).transpose(1, 2))
-
-
-def test_the_share_of_a_recurrent_classifier_is_that_of_its_pooling():
-    model, batch = pooling(), sentences()
-    coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
-    large = coefficients[coefficients.abs() > 1e-3]
-    assert negative_share(model, [batch]) == pytest.approx((large < 0).float().mean().item())

@@ -47,13 +47,6 @@ def test_balanced_rows_sum_to_one_minus_the_mass_whatever_is_added_to_all_scores
     torch.testing.assert_close(balanced(scores + constant, negative_mass=mass), coefficients, rtol=0, atol=1e-12)
 
 
-@quick
-@given(rows)
-def test_balanced_is_tanhmax_of_the_scores_shifted_so_that_the_coefficients_sum_to_zero(scores):
-    shift = ((-scores).logsumexp(-1, keepdim=True) - scores.logsumexp(-1, keepdim=True)) / 2
-    torch.testing.assert_close(balanced(scores), tanhmax(scores + shift), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @quick
 @given(data=st.data())

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers
-from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.activations import tanhmax
 from hf_bidir.modeling.outside_attention import OutsideAttention, outside_class
@@ -87,14 +86,6 @@ def test_copies_pickles_and_saved_models_are_equal(family, tmp_path):
     for again in (copy.deepcopy(model), torch.load(file, weights_only=False), type(model).from_pretrained(tmp_path)):
         assert len(signed_layers(again)) == len(signed_layers(model)) > 0
         assert torch.equal(states(again, inputs), expected)
-
-
-@pytest.mark.parametrize("family", COMPILED)
-def test_a_saved_model_loads_where_hf_bidir_is_not_installed(family, tmp_path):
-    model, inputs = signed(stock_model(family)), inputs_of(family)
-    model.save_pretrained(tmp_path)
-    outputs = isolated_forward(tmp_path, "AutoModel", inputs)
-    torch.testing.assert_close(outputs["last_hidden_state"], model(**inputs).last_hidden_state)
 
 
 @pytest.mark.parametrize("family", COMPILED)

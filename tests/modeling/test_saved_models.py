@@ -24,7 +24,7 @@ from hf_bidir import (
 )
 from hf_bidir.hub.isolated import CHILD
 from tests.processes import run_python
-from tests.tiny_models import FAMILIES, inputs_of, logits_of, stock_model
+from tests.tiny_models import FAMILIES, SHAPE, TEXT, inputs_of, logits_of, random_model, stock_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -70,7 +70,13 @@ ALONE = {
     "the decoder below a head": (lambda: signed_model("llama", 0.3).model, "llama", "AutoModel"),
     "the model inside an encoder-decoder": (lambda: signed_model("bart").base_model, "bart", "AutoModel"),
     "a window": (lambda: windowed("bert"), "bert", "AutoModelForSequenceClassification"),
+    "attention of its own": (lambda: deberta(), "bert", "AutoModel"),
 }
+
+
+def deberta():
+    fields = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    return signed(random_model("DebertaV2Model", **SHAPE | TEXT | fields))
 
 
 def windowed(family):
