@@ -75,6 +75,6 @@ def heads_by_auto_class(model_type: str) -> dict[str, str]:
     for auto in (name for name in modeling_auto.__all__ if name.startswith("Auto")):
         mapping = getattr(getattr(getattr(modeling_auto, auto), "_model_mapping", None), "_model_mapping", {})
         head = mapping.get(model_type)
-        if head is not None and auto != "AutoModelWithLMHead":
+        if head is not None:
             heads[auto] = head if isinstance(head, str) else head[0]
     return heads
