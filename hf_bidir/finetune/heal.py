@@ -153,8 +153,6 @@ def heal(
     run = Run(trainer, "distillation", data, splits, schedule)
     results = run.train_and_save(centre=arguments.centre and is_softmax(student.config))
     _warn_of_classes(results, names)
-    if not schedule.negative_mass_until:
-        _warn_of_loss([entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry])
     if args.should_save:
         _copy_documents(source, Path(args.output_dir))
         if card:
@@ -300,17 +298,6 @@ def _copy_documents(source: str, folder: Path) -> None:
             (folder / name).write_bytes(content)
     if sentences := sentence_folder(source):
         sentences.copy_others(folder)
-
-
-def _warn_of_loss(losses: list[float]) -> None:
-    """Warn where healing had no effect; the first loss was measured before it."""
-    if len(losses) > 1 and losses[-1] >= losses[0]:
-        logger.warning(
-            "Healing did not bring the student closer to its teacher: loss %.4g before, %.4g after; give more steps or "
-            "texts, or a lower learning rate.",
-            losses[0],
-            losses[-1],
-        )
 
 
 def _warn_of_classes(results: dict[str, Any], names: list[str]) -> None:

@@ -35,6 +35,7 @@ MAY_CHANGE = {
 }
 # options that do not affect losses as long as the number of examples per step remains the same
 PER_PROCESS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+STEP = "examples per step (processes x per_device_train_batch_size x gradient_accumulation_steps)"
 HINT = "Choose another --output_dir, or start again in this one with --overwrite_output_dir."
 
 
@@ -117,24 +118,21 @@ def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
 
 def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Differences that affect losses, in words; empty if one run can continue the other."""
-    before, after = earlier.get("recipe", {}), now["recipe"]
-    options = sorted((before.keys() | after.keys()) - MAY_CHANGE - PER_PROCESS)
-    differences = [
+    before, after = _facts(earlier), _facts(now)
+    return [
         f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
-        for name in options
+        for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     ]
-    if earlier.get("data") != now["data"]:
-        differences.append("the data files differ")
-    if earlier.get("adapter", {}).get("base") != now.get("adapter", {}).get("base"):
-        differences.append("the weights or the attention of the base model differ")
-    batch, batch_now = earlier.get("examples_per_step"), now.get("examples_per_step")
-    if batch != batch_now:
-        differences.append(
-            f"a step had {batch} examples, and now {batch_now} (processes x per_device_train_batch_size x "
-            "gradient_accumulation_steps)"
-        )
-    return differences
+
+
+def _facts(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record says that affects losses."""
+    facts = {name: value for name, value in record["recipe"].items() if name not in MAY_CHANGE | PER_PROCESS}
+    facts["data"] = record.get("data")
+    facts["base of the adapter"] = record.get("adapter", {}).get("base")
+    facts[STEP] = record.get("examples_per_step")
+    return facts
 
 
 def last_checkpoint(folder: Path) -> str | None:

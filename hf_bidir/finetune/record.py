@@ -106,13 +106,17 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
 
 def circumstances(args: TrainingArguments) -> dict[str, Any]:
     """Processes, library versions and hardware, which affect the metrics of a run; never the host name."""
-    hardware = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "world_size": args.world_size,
+        "versions": library_versions(),
+        "hardware": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": gpus,
+        },
     }
-    return {"world_size": args.world_size, "versions": library_versions(), "hardware": hardware}
 
 
 def library_versions() -> dict[str, str]:
@@ -169,7 +173,13 @@ def _source(name: str, data: SourceArguments) -> dict[str, str]:
 
 def source_of(paths: list[Path]) -> dict[str, str]:
     """The names and the SHA-256 of files, or of folders of images, that are one split."""
-    hashes = [sha256(path) if path.is_file() else folder_digest(path) for path in paths if path.exists()]
-    # a folder of images is often called train or test
-    names = [f"{path.resolve().parent.name}/{path.name}" if path.is_dir() else path.name for path in paths]
-    return {"source": ", ".join(names)} | ({"sha256": ", ".join(hashes)} if hashes else {})
+    names, hashes = [], []
+    for path in paths:
+        if path.is_dir():  # often called train or test
+            names.append(f"{path.resolve().parent.name}/{path.name}")
+            hashes.append(folder_digest(path))
+        else:
+            names.append(path.name)
+            if path.exists():  # or else reading it names it
+                hashes.append(sha256(path))
+    return {"source": ", ".join(names), "sha256": ", ".join(hashes)}
