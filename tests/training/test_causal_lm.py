@@ -77,16 +77,6 @@ def test_heads_can_have_negative_masses_of_their_own_which_a_schedule_does_not_s
         main([*onward, "--output_dir", str(tmp_path / "other")])
 
 
-def test_the_best_checkpoint_by_perplexity_has_the_lowest_and_every_evaluation_logs_it(options, tmp_path):
-    best = ["--load_best_model_at_end", "true", "--metric_for_best_model", "perplexity", "--eval_steps", "10"]
-    # so high a rate at the end of a warm-up that later checkpoints are worse
-    main([*options, *best, "--learning_rate", "3", "--warmup_ratio", "0.9", "--output_dir", str(tmp_path / "run")])
-    state = json.loads((tmp_path / "run/checkpoint-40/trainer_state.json").read_text())
-    logged = {entry["step"]: entry["eval_perplexity"] for entry in state["log_history"] if "eval_loss" in entry}
-    assert state["best_model_checkpoint"].endswith(f"checkpoint-{min(logged, key=logged.get)}")
-    assert len(logged) == 4
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

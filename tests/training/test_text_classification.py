@@ -126,17 +126,6 @@ def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, o
     assert not (tmp_path / "run").exists()
 
 
-def test_a_new_model_looks_through_a_window(texts, tmp_path):
-    options = ["--attn_scope", "window", "--attn_window", "2"]
-    main([*texts, *SHAPE, *RUN, *BRIEF, *options, "--output_dir", str(tmp_path / "run")])
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run", attn_implementation="eager")
-    coefficients = model(torch.arange(5, 12)[None], output_attentions=True).attentions[0][0]
-    positions = torch.arange(7)
-    far = (positions - positions[:, None]).abs() > 2
-    assert (coefficients[:, far] == 0).all()
-    assert (coefficients[:, ~far] != 0).all()
-
-
 def test_a_run_stops_early_but_not_before_its_schedule_has_ended(texts, tmp_path):
     patient = [
         "--negative_mass_until",
