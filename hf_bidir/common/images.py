@@ -42,17 +42,6 @@ def image_mode(config: Any) -> str:
     return "L" if getattr(getattr(config, "vision_config", config), "num_channels", 3) == 1 else "RGB"
 
 
-def is_image_file(path: Path) -> bool:
-    """Whether the suffix, or else the content, is that of an image."""
-    if Image.registered_extensions().get(path.suffix.lower()) in FORMATS:
-        return True
-    try:
-        with Image.open(path, formats=known_formats()):
-            return True
-    except (UnidentifiedImageError, OSError):
-        return False
-
-
 def known_formats() -> list[str]:
     """Those of FORMATS that this version of Pillow reads."""
     Image.init()

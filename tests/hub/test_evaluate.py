@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 from typer.testing import CliRunner
 
@@ -17,10 +16,10 @@ from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_digits
+from hf_bidir.finetune.record import source_of
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from tests.tiny_models import stock_model
 from training.checkpoints import CARDS
-from training.image_classification import main as train_on_images
 from training.text_classification import main as train_on_texts
 
 SMALL = ["--hidden_size", "8", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--intermediate_size", "8"]
@@ -45,24 +44,23 @@ def stars(tmp_path_factory):
     return place / "run", file
 
 
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
-    """A finished run on folders of images, and its test folder."""
-    place, pixels = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
-    for number in range(24):
-        for name in ("train", "test"):
-            folder = place / name / ("day", "night")[number % 2]
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.integers(0, 256, (8, 8), np.uint8)).save(folder / f"test-{number}.png")
-    files = ["--train_file", str(place / "train"), "--test_file", str(place / "test")]
-    train_on_images([*files, *SMALL, *BRIEF, "--patch_size", "4", "--output_dir", str(place / "run")])
-    return place / "run", place / "test"
-
-
 @pytest.fixture
 def digits(tmp_path):
     """A copy of a committed checkpoint, which was evaluated and whose run names its data set."""
     return shutil.copytree(CARDS / "digits-tanhmax", tmp_path / "digits-tanhmax")
+
+
+@pytest.fixture
+def images(digits):
+    """A folder of images in folders of their classes, which the run of the digits then names as its test data."""
+    folder = digits.parent / "test"
+    for number, row in enumerate(read_digits()["test"].select(range(12))):
+        (folder / str(row["label"])).mkdir(parents=True, exist_ok=True)
+        row["image"].save(folder / str(row["label"]) / f"{number}.png")
+    run = json.loads((digits / "run.json").read_text())
+    run["data"]["test"] = source_of([folder]) | {"rows": 12}
+    (digits / "run.json").write_text(json.dumps(run))
+    return folder
 
 
 def results(folder):
@@ -152,13 +150,13 @@ def test_other_data_than_the_cards_is_no_difference_and_is_never_saved(stars, tm
     assert not (stars[0] / "evaluation.json").exists()
 
 
-def test_a_folder_of_images_is_recognised_wherever_it_is_and_another_is_not(photographs, tmp_path):
-    folder, test = photographs
-    copied = shutil.copytree(test, tmp_path / "copy")
-    told = evaluate(folder, "--data", copied)
-    assert (told.exit_code, "nothing was compared" in told.stdout) == (0, False), told.output
-    (copied / "day/test-0.png").rename(copied / "night/test-0.png")
-    told = evaluate(folder, "--data", copied)
+def test_a_folder_of_images_is_recognised_wherever_it_is_and_another_is_not(digits, images, tmp_path):
+    copied = shutil.copytree(images, tmp_path / "copy")
+    told = evaluate(digits, "--data", copied)
+    assert ("recorded" in told.stdout, "nothing was compared" in told.stdout) == (True, False), told.output
+    file = next(copied.glob("*/*.png"))
+    file.rename(next(folder for folder in copied.iterdir() if folder != file.parent) / file.name)
+    told = evaluate(digits, "--data", copied)
     assert (told.exit_code, "nothing was compared" in told.stdout) == (0, True), told.output
 
 
@@ -190,13 +188,12 @@ def test_an_evaluation_of_other_files_other_data_or_with_other_numbers_verifies_
     assert "nobody has verified them" in build_model_card(digits).text
 
 
-def test_errors_of_the_command_name_options_that_it_understands(stars, photographs, tmp_path):
+def test_errors_of_the_command_name_options_that_it_understands(stars, tmp_path):
     renamed = table(tmp_path / "renamed.parquet", ROWS, "review")
     for words, message in (
         ([stars[0], "--data", renamed], "--text_column"),
         ([stars[0], "--test_file", table(tmp_path / "odd.parquet", [("odd", 0), ROWS[0]])], "--drop_bad_rows"),
         ([stars[0], "--data", stars[1], "--label-column", "stars"], "--label_column"),
-        ([photographs[0], "--data", photographs[1].parent], "has test, train"),
         ([stars[0], "--revision", "v1"], "leave out the revision v1"),
         (["nobody/nothing-at-all", "--data", "x.parquet"], "neither a checkpoint folder nor a model"),
         (["nobody/nothing-at-all", "--save"], "--save needs a local folder"),
