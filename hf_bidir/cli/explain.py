@@ -123,10 +123,10 @@ def explain(
 
         logging.disable_progress_bar()  # for loading the weights
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
-        inputs = _messages(text_or_image) if chat else text_or_image
+        inputs: Any = _messages(text_or_image) if chat else text_or_image
         model, processor = load_checkpoint(checkpoint)
         _check_no_file(model, inputs)
-        explanation = api.explain(model, processor, inputs, **choices)
+        explanation: Any = api.explain(model, processor, inputs, **choices)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"

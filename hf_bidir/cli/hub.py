@@ -108,7 +108,7 @@ def evaluate(
         if save and not Path(checkpoint).is_dir():
             raise ValueError(f"--save needs a local folder; {checkpoint} is none. Download it first.")
         folder = local_folder(checkpoint, revision)
-        options = {"text_column": column, "image_column": column, "label_column": label_column}
+        options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
         options |= {"drop_bad_rows": drop_bad_rows or None}
         measured = evaluate_checkpoint(folder, data, split=split, batch_size=batch_size, **options)
         recorded = read_results(folder)

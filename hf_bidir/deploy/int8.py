@@ -51,6 +51,6 @@ def _header(source: str | Path) -> bytes:
     """The header of a card with the model on the Hub that the weights come from and their licence, as far as known."""
     card = documents(source).get(CARD)
     data = parsed_card(card, CARD).data if card else ModelCardData()
-    base = data.base_model if Path(source).exists() else str(source)
-    header = ModelCardData(license=data.license, base_model=base, base_model_relation=base and "quantized")
+    base = data.get("base_model") if Path(source).exists() else str(source)
+    header = ModelCardData(license=data.get("license"), base_model=base, base_model_relation=base and "quantized")
     return f"---\n{header.to_yaml()}\n---\n".encode()

@@ -21,7 +21,7 @@ from hf_bidir.hub.results import METRICS, Results, in_words, read_results
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
-TEMPLATE = Path(__file__).with_name("card_template.md")
+TEMPLATE = str(Path(__file__).with_name("card_template.md"))
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
 END = "<!-- hf_bidir: generated up to here -->"
 EXAMPLE_IMAGE = "example.png"

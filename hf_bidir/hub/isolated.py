@@ -45,7 +45,7 @@ def isolated_forward(
     with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
         inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}, inputs_file)
-        words = [sys.executable, "-I", CHILD, folder, auto_class, inputs_file, outputs_file]
+        words: list[str | Path] = [sys.executable, "-I", CHILD, folder, auto_class, inputs_file, outputs_file]
         environment = os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
         options: dict[str, Any] = {"cwd": scratch, "env": environment, "timeout": timeout}
         try:

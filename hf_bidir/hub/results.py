@@ -9,16 +9,16 @@ from hf_bidir.finetune.record import RESULTS
 from hf_bidir.hub.files import digests
 
 EVALUATION = "evaluation.json"
-METRICS = {  # the run's metric -> its name on the Hub, or None
+METRICS = {  # the run's metric -> its name on the Hub, if it has one
     "accuracy": "accuracy",
     "macro_f1": "f1",
     "exact_match": "exact_match",
-    "token_accuracy": None,
-    "masked_accuracy": None,
+    "token_accuracy": "",
+    "masked_accuracy": "",
     "perplexity": "perplexity",
-    "teacher_perplexity": None,
+    "teacher_perplexity": "",
     "relative_error": "relative_error",
-    "agreement": None,
+    "agreement": "",
 }
 RECALL = "recall_"
 PREFIXES = {"test": "test_", "validation": "eval_"}  # of the metrics in all_results.json, by split

@@ -32,7 +32,7 @@ RUN = {
     "recipe": {"dataset_name": "someone/reviews", "num_train_epochs": 3, "model_name_or_path": "someone/base"},
     "data": {
         "train": {"source": "someone/reviews", "rows": 900},
-        "test": {"source": "reviews.csv", "rows": 90, "sha256": "0123456789abcdef"},
+        "test": {"source": "mine/reviews.csv", "rows": 90, "sha256": "0123456789abcdef"},
     },
     "notes": ["Forty rows were held out."],
     "comparison": "Accuracy of 3 seeds: 0.9 ± 0.1.",
@@ -82,7 +82,7 @@ def test_the_card_has_every_fact_of_the_run(finished):
         assert fact in results
     for fact in (
         *("sinh(s_i) / Σ_j cosh(s_j)", "The sign of a head is arbitrary", "10.6339/24-JDS1134", "(loss_curve.png)"),
-        "| test | reviews.csv | 90 |",
+        "| test | mine/reviews.csv | 90 |",
         *("Forty rows were held out.", "bad (25.0 %), good|fine (75.0 %).", "12,345 parameters"),
         "- seed: 7\n- hardware: A processor, 4 cores, 3 threads, A card\n- processes: 2\n- duration: 61.5 s\n"
         "- versions: torch 2.9.9\n",
@@ -157,8 +157,8 @@ def test_the_saved_card_is_valid_front_matter_with_the_numbers_in_its_index(fini
     assert saved.tags == ["tanhmax", "signed-attention", "hf_bidir"]
     index = [(r.task_type, r.dataset_type, r.dataset_split, r.metric_type, r.metric_value) for r in saved.eval_results]
     assert index == [
-        ("text-classification", "reviews.csv", "test", "accuracy", 0.8125),
-        ("text-classification", "reviews.csv", "test", "f1", 0.7936),
+        ("text-classification", "mine/reviews.csv", "test", "accuracy", 0.8125),
+        ("text-classification", "mine/reviews.csv", "test", "f1", 0.7936),
     ]
 
 
