@@ -8,6 +8,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 # formats that Pillow decodes without starting another program
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "AVIF")
+WITH_ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
 def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Image:
@@ -28,18 +29,23 @@ def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Imag
         FileNotFoundError: no such file.
         ValueError: not an image, values outside of those ranges, or a mode that Pillow cannot convert.
     """
-    opened, name = (image, "the image") if isinstance(image, Image.Image) else (_read(image), str(image))
+    opened, name = image, "the image"
+    if not isinstance(opened, Image.Image):
+        opened, name = _read(image), str(image)
     white = _white(opened)
     try:
         upright = ImageOps.exif_transpose(opened)
-        return _opaque(upright if white is None else _eight_bits(upright, white)).convert(mode)
+        if white is not None:
+            upright = _eight_bits(upright, white)
+        return _opaque(upright).convert(mode)
     except ValueError as error:
         raise ValueError(f"cannot convert {name} to {mode}: {error}") from error
 
 
 def image_mode(config: Any) -> str:
     """The mode of the images that a model with this config takes: "L" with one channel, else "RGB"."""
-    return "L" if getattr(getattr(config, "vision_config", config), "num_channels", 3) == 1 else "RGB"
+    config = getattr(config, "vision_config", config)
+    return "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
 
 
 def known_formats() -> list[str]:
@@ -63,26 +69,31 @@ def _read(file: str | Path) -> Image.Image:
 
 def _eight_bits(image: Image.Image, white: int) -> Image.Image:
     """The image with values in [0, white] scaled to [0, 255]."""
-    values, transparent = np.asarray(image), image.info.get("transparency")
+    values = np.asarray(image)
     low, high = values.min(), values.max()
     if not (low >= 0 and high <= white):  # also true of NaN
         raise ValueError(f"expected values from 0 to {white} for mode {image.mode}; got {low} to {high}; scale them")
-    grey = Image.fromarray(np.rint(values * (255 / white)).astype(np.uint8))
+    scaled = np.rint(values * (255 / white))
+    grey = Image.fromarray(scaled.astype(np.uint8))
+    transparent = image.info.get("transparency")
     if transparent is not None:
-        grey.putalpha(Image.fromarray(np.uint8(255) * (values != transparent)))
+        alpha = np.where(values == transparent, 0, 255)
+        grey.putalpha(Image.fromarray(alpha.astype(np.uint8)))
     return grey
 
 
 def _white(image: Image.Image) -> int | None:
     """The value of white in a mode of more than 8 bits per channel; None for the others."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):  # PGM of 16 bits
+    deep_file = image.mode == "I" and image.format in ("PNG", "PPM")  # PGM of 16 bits
+    if deep_file or image.mode.startswith("I;16"):
         return 2**16 - 1
     return {"I": 255, "F": 1}.get(image.mode)
 
 
 def _opaque(image: Image.Image) -> Image.Image:
     """The image over white, where it is transparent."""
-    if image.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in image.info:
+    if image.mode not in WITH_ALPHA and "transparency" not in image.info:
         return image
     image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image)
