@@ -3,7 +3,6 @@
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -44,9 +43,8 @@ def starts_as_softmax(source: str | None) -> bool:
     """Whether a checkpoint's own config says that its attention is softmax; False where there is no checkpoint."""
     if source is None:
         return False
-    fields, _ = PretrainedConfig.get_config_dict(source)
-    defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}  # of a signed config
-    return not is_signed(fields["model_type"]) or is_softmax(SimpleNamespace(**defaults | fields))
+    config = read_config(source)
+    return not is_signed(type(config).model_type) or is_softmax(config)
 
 
 def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: Iterable[str]) -> None:
@@ -104,13 +102,6 @@ def _check_adapter(arguments: PretrainedArguments) -> None:
         raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
     if changed := _given(arguments, ["attn_activation", *NEGATIVE_MASSES]):
         raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
-    with as_input_error("", OSError, ValueError):
-        model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type", "")
-    if not is_signed(model_type):
-        raise InputError(
-            f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first, for instance "
-            f"by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
-        )
 
 
 def scratch_config(
@@ -145,6 +136,11 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
         config = read_config(source)
         check_full_precision(config, source, "trained")
         if not is_signed(type(config).model_type):
+            if getattr(arguments, "lora_rank", None) is not None:
+                raise InputError(
+                    f"an adapter needs a signed base model, and {source} is a stock {config.model_type}; sign it "
+                    f"first, for instance by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
+                )
             config = bidir_config(config, attn_negative_mass=0.0)
         if names:  # the checkpoint's labels and problem type do not apply to this run
             config.problem_type = None
