@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
@@ -50,10 +51,17 @@ def begin_record(
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_values": splits.values,
+        "class_shares": _class_shares(splits) if splits.names else {},
         **size(model),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
         **circumstances(args),
     }
+
+
+def _class_shares(splits: Splits) -> dict[str, float]:
+    """The share of each class in the training split."""
+    counts = np.bincount(splits.train["label"], minlength=len(splits.names))
+    return dict(zip(splits.names, (counts / counts.sum()).tolist(), strict=True))
 
 
 def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | None, seconds: float) -> dict[str, Any]:

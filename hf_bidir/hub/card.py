@@ -110,7 +110,6 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
         "has_weights": any(folder.glob("*.safetensors")),
         "has_code": not code.exists() or any(code.glob("*.py")),
         "recipe": _as_yaml(recipe),
-        "defaults": _as_yaml(run.get("defaults", {})),
     }
 
 

@@ -89,20 +89,19 @@ def test_the_card_has_every_fact_of_the_run(finished):
     ):
         assert fact in text
     assert recipe_of(text) == RUN["recipe"]
-    for other in ("0.7000", "earlier run", "explanation.png", "Settings that were not chosen"):
+    for other in ("0.7000", "earlier run", "explanation.png"):
         assert other not in text  # the validation split chose the checkpoint; its numbers are not the result
 
 
 def test_the_recipe_has_what_was_chosen_and_says_what_is_a_place_of_the_machine(finished):
     options = {"train_file": ["path/to/my texts.csv"], "max_steps": 3, "optim_args": {"eps": 1}, "learning_rate": 5e-5}
     unshown = {"overwrite_output_dir": True, "lora_rank": None}
-    more = {"script": "text_classification.py", "defaults": {"bf16": False}, "recipe": options | unshown}
+    more = {"script": "text_classification.py", "recipe": options | unshown}
     write(finished, "run.json", RUN | more)
     text = build_model_card(finished).text
     assert recipe_of(text) == options
     assert "`training/text_classification.py`" in text
     assert "`path/to/` for a place on the machine of the run" in text
-    assert "```yaml\nbf16: false\n```" in text
 
 
 @pytest.mark.parametrize(

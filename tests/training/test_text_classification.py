@@ -46,6 +46,7 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(learned):
     assert record["status"] == "finished"
     rows = {split: part["rows"] for split, part in record["data"].items()}
     assert rows == {"train": 48, "validation": 12, "test": 12}
+    assert record["class_shares"] == {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}
 
 
 def test_neither_a_token_nor_a_local_path_is_published(learned):
