@@ -11,9 +11,6 @@ examples:
   python training/causal_lm.py --model_name_or_path HuggingFaceTB/SmolLM2-135M --train_file mine.txt \\
       --negative_mass_until 0.5 --learning_rate 5e-5 --output_dir runs/smol-mine
 
-  # some heads signed, the others softmax
-  python training/causal_lm.py training/recipes/imdb-lm-hybrid.yaml
-
 Texts are joined, each followed by the token that ends a text, and cut into blocks: there is no padding, and a block may
 span several texts, as in GPT-2. The perplexity is per token, on at most --max_eval_samples blocks of the
 validation split; it is not comparable across tokenizers.

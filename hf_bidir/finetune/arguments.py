@@ -189,9 +189,6 @@ class PretrainedArguments:
     attn_negative_mass: float | None = option(
         None, "Negative mass λ, 0 (softmax) to 1. From scratch: 1; a stock softmax checkpoint keeps 0."
     )
-    attn_negative_mass_by_head: list[float] | None = option(
-        None, "Negative mass of each head, the same in every layer, such as 0 0 0 1."
-    )
     base_model: str | None = option(
         None, "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder."
     )

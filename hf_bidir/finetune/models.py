@@ -25,15 +25,14 @@ from hf_bidir.finetune.arguments import (
     ScheduleArguments,
 )
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
-from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers, is_softmax
-from hf_bidir.modeling.signed_layers import heads_of, signed_layers
+from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, is_softmax
+from hf_bidir.modeling.signed_layers import signed_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 logger = logging.getLogger(__name__)
 
-NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_head")
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
@@ -54,14 +53,11 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
         typed: the names of the options that the user gave.
 
     Raises:
-        InputError: several negative masses; options that shape a new model beside a checkpoint; a schedule's option
+        InputError: options that shape a new model beside a checkpoint; a schedule's option
             without --negative_mass_until, or a schedule beside a fixed negative mass; a checkpoint
             that is an adapter, or an adapter that cannot be trained with these options.
     """
     typed, source = set(typed), arguments.model_name_or_path
-    masses = _given(arguments, NEGATIVE_MASSES)
-    if len(masses) > 1:
-        raise InputError(f"expected one of --{' and --'.join(masses)}; got {len(masses)}")
     shaping = typed & (vars(arguments).keys() - AdapterArguments.__dataclass_fields__.keys())
     if source and shaping:
         raise InputError(
@@ -77,7 +73,7 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
         raise InputError(f"--{min(typed & set(LORA))} needs --lora_rank")
 
 
-def _given(arguments: PretrainedArguments, names: Iterable[str]) -> list[str]:
+def _given(arguments: PretrainedArguments, *names: str) -> list[str]:
     return [name for name in names if getattr(arguments, name, None) is not None]
 
 
@@ -88,7 +84,7 @@ def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments,
                 f"--{min(without)} needs --negative_mass_until, the share of training that a schedule takes"
             )
         return
-    conflicts = _given(arguments, [*NEGATIVE_MASSES, "lora_rank"])  # an adapter keeps the mass of its base
+    conflicts = _given(arguments, "attn_negative_mass", "lora_rank")  # an adapter keeps the mass of its base
     if arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS):
         conflicts.append("attn_activation")
     if conflicts:
@@ -100,7 +96,7 @@ def _check_adapter(arguments: PretrainedArguments) -> None:
     source = arguments.model_name_or_path
     if source is None:
         raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
-    if changed := _given(arguments, ["attn_activation", *NEGATIVE_MASSES]):
+    if changed := _given(arguments, "attn_activation", "attn_negative_mass"):
         raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
 
 
@@ -243,27 +239,9 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
             model, new = _pretrained(head, source, config)
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
-        _set_masses(model, arguments)
     if isinstance(arguments, AdapterArguments) and arguments.lora_rank is not None:
         return cast(PreTrainedModel, _add_adapter(model, arguments, auto, new))
     return model
-
-
-def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
-    """Set the negative mass of each head, if the options give it."""
-    by_head = arguments.attn_negative_mass_by_head
-    if by_head is None:
-        return
-    if model.config.attn_activation not in WITH_NEGATIVE_MASS:
-        raise InputError(
-            f"only {' and '.join(WITH_NEGATIVE_MASS)} have a negative mass; the activation is "
-            f"{model.config.attn_activation}"
-        )
-    heads = [heads_of(layer) for layer in signed_layers(model)]
-    masses = [by_head] * len(heads)
-    check_layers(masses, heads)
-    model.config.attn_negative_mass = masses
-    check_bidir_config(model.config)
 
 
 def _pretrained(

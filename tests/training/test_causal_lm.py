@@ -67,29 +67,13 @@ def test_a_softmax_checkpoint_of_few_positions_goes_on_while_its_negative_mass_r
     assert json.loads((tmp_path / "run/config.json").read_text())["attn_negative_mass"] == 1.0
 
 
-def test_heads_can_have_negative_masses_of_their_own_which_a_schedule_does_not_silently_replace(options, tmp_path):
-    window = ["--attn_scope", "window", "--attn_window", "3"]
-    masses = ["--attn_negative_mass_by_head", "0", "1", *window]
-    main([*options, *SHORT, *masses, "--output_dir", str(tmp_path / "run")])
-    assert json.loads((tmp_path / "run/config.json").read_text())["attn_negative_mass"] == [[0.0, 1.0]] * 2
-    onward = [*options[:4], *SHORT, "--model_name_or_path", str(tmp_path / "run"), "--negative_mass_until", "0.5"]
-    with pytest.raises(InputError, match="a negative mass for each layer or head"):
-        main([*onward, "--output_dir", str(tmp_path / "other")])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--block_size", "9000"], "the train split has fewer tokens than one block of 9000"),
-        (["--attn_negative_mass_by_head", "0", "1", "1"], "layer 0 needs 2 numbers, one per head"),
-        (
-            ["--attn_negative_mass", "1", "--attn_negative_mass_by_head", "0", "1"],
-            "expected one of --attn_negative_mass",
-        ),
-        (["--attn_activation", "softmax", "--attn_negative_mass_by_head", "0", "1"], "only tanhmax and balanced have"),
         (["--num_key_value_heads", "3"], "num_key_value_heads to divide num_attention_heads 2; got 3"),
         (["--hidden_size", "6"], "heads of an even width"),
-        (["--negative_mass_until", "1", "--attn_negative_mass_by_head", "0", "1"], "leave out --attn_negative_mass_by"),
+        (["--negative_mass_until", "1", "--attn_negative_mass", "0.5"], "leave out --attn_negative_mass"),
     ],
 )
 def test_unusable_input_is_one_clear_error(words, message, options, tmp_path):
