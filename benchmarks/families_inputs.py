@@ -11,12 +11,12 @@ import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.examples import AUDIO_BINS, IMAGE_TOKENS, first_field, image_size, placed, special_tokens
+from hf_bidir.checkpoints.examples import IMAGE_TOKENS, MAKERS, first_field, placed
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
 
 Inputs = dict[str, Any]
 Reshape = dict[str, Callable[[Tensor], Tensor]]
-LENGTH, DECODER_STEPS, SAMPLES, FRAMES, SIDE, GRID = 64, 4, 6000, 48, 4, (1, 4, 4)
+DECODER_STEPS, SIDE, GRID = 4, 4, (1, 4, 4)
 SERIES = 12  # steps of a time series
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
 MODALITIES = {"input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values"}
@@ -100,25 +100,22 @@ class Examples:
 
     def text(self, features: Inputs) -> Inputs:
         """Text, with placeholders for image and audio features if the model inserts them into the text."""
-        text = self.config.get_text_config()
-        longest = first_field(text, "max_position_embeddings", "n_positions") or 0
-        ids = self.ids(2, min(LENGTH, longest - 2) if longest > 0 else LENGTH)  # XLNet has -1: any length
+        ids = MAKERS["input_ids"](self.config, self.generator)
+        longest = ids.shape[1]
         for names, method in ((IMAGE_TOKENS, "get_image_features"), (AUDIO_TOKENS, "get_audio_features")):
             token = first_field(self.config, *names)
             if token is not None and features and hasattr(self.model, method):
                 placeholders = torch.full((2, self.count(method, features)), token)
                 ids = torch.cat([ids[:, :2], placeholders, ids[:, 2:]], 1)
         length = ids.shape[1]
-        padding = min(length, LENGTH) // 3
-        keep = (torch.arange(length) < torch.tensor([[length], [length - padding]])).long()
-        return {"input_ids": ids} | ({"attention_mask": keep} if "attention_mask" in self.accepted else {})
+        lengths = torch.tensor([[length], [length - longest // 3]])
+        keep = {"attention_mask": (torch.arange(length) < lengths).long()}
+        return {"input_ids": ids} | (keep if "attention_mask" in self.accepted else {})
 
     def ids(self, *shape: int) -> Tensor:
         """Random token ids, without special tokens."""
-        special = set(special_tokens(self.config))
-        vocabulary = first_field(self.config.get_text_config(), "vocab_size") or 32
-        plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
-        return plain[torch.randint(len(plain), shape, generator=self.generator)]
+        tokens, count = MAKERS["input_ids"](self.config, self.generator).flatten(), math.prod(shape)
+        return tokens.repeat(count // len(tokens) + 1)[:count].view(shape)
 
     def count(self, method: str, features: Inputs) -> int:
         """The number of features per image or audio example; 0 without any."""
@@ -140,28 +137,22 @@ class Examples:
         if not names & wanted and (vision is None or "pixel_values" not in names):
             return {}
         name, vision = min(names & wanted or {"pixel_values"}), vision or self.config
-        channels = first_field(vision, "num_channels", "in_channels", "in_chans", "input_channels")
-        channels = channels if isinstance(channels, int) else 3
         if grid:
             patch = first_field(vision, "patch_size", "spatial_patch_size")
-            time = first_field(vision, "temporal_patch_size") or 1
-            return {name: self.normal(2 * math.prod(GRID), channels * time * patch**2), grid: torch.tensor([GRID] * 2)}
-        frames = first_field(vision, "num_frames", "frames_per_clip") or 4
-        moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
-        return {name: self.normal(2, *[frames] * bool(moving), channels, *image_size(vision))}
+            values = (first_field(vision, "temporal_patch_size") or 1) * patch**2
+            channels = first_field(vision, "num_channels", "in_channels", "in_chans", "input_channels")
+            values *= channels if isinstance(channels, int) else 3
+            return {name: self.normal(2 * math.prod(GRID), values), grid: torch.tensor([GRID] * 2)}
+        image = MAKERS["pixel_values"](self.config, self.generator)
+        one_frame = name.endswith("videos") and image.dim() == 4
+        return {name: image.unsqueeze(1).repeat(1, SIDE, 1, 1, 1) if one_frame else image}
 
     def audio(self, wanted: set[str]) -> Inputs:
         """Audio as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
         audio = getattr(self.config, "audio_config", None)
-        bins = first_field(audio or self.config, *AUDIO_BINS)
         if "input_features" in wanted or ("input_features" in self.accepted and audio is not None):
-            longest = first_field(audio or self.config, "max_source_positions")
-            shape = (bins, 2 * longest) if longest else (FRAMES, bins or 80)
-            return {"input_features": self.normal(2, *shape)}
-        if "input_values" not in wanted:
-            return {}
-        frames = first_field(self.config, "max_length") if bins else None
-        return {"input_values": self.normal(2, frames, bins) if frames else self.normal(2, SAMPLES)}
+            return {"input_features": MAKERS["input_features"](audio or self.config, self.generator)}
+        return {"input_values": MAKERS["input_values"](self.config, self.generator)} if "input_values" in wanted else {}
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator)

@@ -3,13 +3,11 @@
     python -m benchmarks.real_models HuggingFaceTB/SmolLM2-135M-Instruct openai/whisper-base ...
 
 Models are folders or names on the Hub: language models, encoders of texts or images, and Whisper. Measured are λ = 0
-against stock in fp32 on a padded batch, greedy generation with a cache, the saved signed model in an isolated process,
-and the cost of λ = 0.01 and 1 without training. Each model becomes a row of results/real_models.csv, and one that has a
-row is not measured again; `make tables` makes the table.
+against stock in fp32 on a padded batch, and the cost of λ = 0.01 and 1 without training. Each model becomes a row of
+results/real_models.csv, and one that has a row is not measured again; `make tables` makes the table.
 """
 
 import copy
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +27,10 @@ from benchmarks.runs import markdown
 from hf_bidir import signed
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import at_tokens
-from hf_bidir.hub.isolated import isolated_forward
 
 CSV = RESULTS / "real_models.csv"
 COLUMNS = [
-    "model", "class", "million parameters", "λ = 0 − stock, fp32", "cached tokens equal", "isolated − in memory",
-    "measure", "stock", "λ = 0.01", "λ = 1",
+    "model", "class", "million parameters", "λ = 0 − stock, fp32", "measure", "stock", "λ = 0.01", "λ = 1",
 ]  # fmt: skip
 GREEDY = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
 Measure = Callable[[PreTrainedModel], str]
@@ -63,14 +59,13 @@ def measured(source: str) -> dict[str, Any]:
         "class": type(stock).__name__,
         "million parameters": f"{stock.num_parameters() / 1e6:.1f}",
         "λ = 0 − stock, fp32": difference(outputs_of(model, inputs), outputs_of(stock, inputs)),
-        "cached tokens equal": generation(model, stock, inputs) if stock.can_generate() else "",
         "measure": label,
         "stock": measure(stock),
     }
     for mass in (0.01, 1.0):
         model.config.attn_negative_mass = mass
         row[f"λ = {mass:g}"] = measure(model)
-    return row | {"isolated − in memory": isolated(model, inputs)}
+    return row
 
 
 def batch_of(model: PreTrainedModel, processor: Any) -> dict[str, Tensor]:
@@ -100,11 +95,8 @@ def sounds() -> list[np.ndarray]:
 
 @torch.no_grad()
 def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    return without_padding(model(**inputs), inputs)
-
-
-def without_padding(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
     """Logits or the last hidden state, without padding."""
+    outputs = model(**inputs)
     states = outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
     return at_tokens(states, inputs.get("attention_mask")) if states.dim() == 3 else states
 
@@ -112,25 +104,6 @@ def without_padding(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor])
 def difference(outputs: Tensor, expected: Tensor) -> str:
     """The largest one, relative to the largest expected number."""
     return f"{((outputs - expected).abs().max() / expected.abs().max()).item():.1e}"
-
-
-def generation(model: PreTrainedModel, stock: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str:
-    """Whether greedy tokens equal those of the stock model at λ = 0, and at λ = 1 those without a cache."""
-    arguments = {name: x for name, x in inputs.items() if not name.startswith("decoder_")} | GREEDY
-    equal = torch.equal(model.generate(**arguments), stock.generate(**arguments))
-    model.config.attn_negative_mass = 1.0
-    cached, whole = (model.generate(**arguments, use_cache=cache) for cache in (True, False))
-    model.config.attn_negative_mass = 0.0
-    return "yes" if equal and torch.equal(cached, whole) else "no"
-
-
-def isolated(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str:
-    """The largest difference of a model that was saved and loaded where hf_bidir is not installed."""
-    auto = {"input_features": "AutoModelForSpeechSeq2Seq"}.get(model.main_input_name, kind_of(model).auto)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        outputs = isolated_forward(folder, auto, inputs, timeout=600)
-    return difference(without_padding(outputs, inputs), outputs_of(model, inputs))
 
 
 def measure_of(stock: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[str, Measure]:

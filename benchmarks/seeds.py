@@ -9,10 +9,6 @@ from typing import TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
 TESTED = ("difference", "p")  # headings of `Comparison.cells`
-TESTED_BY_SEED = (
-    "Differences: 95 % t interval over seeds, which share data and initialisation (paired), not corrected for "
-    "the number of comparisons; p: Student's paired t test, corrected over the table (Holm)."
-)
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:

@@ -42,7 +42,7 @@ def run(graph, inputs):
     return torch.from_numpy(session.run(["logits"], arrays)[0])
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])  # benchmarks/exports.py has more
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_onnxruntime_computes_the_logits_of_the_model_by_the_softmax_operator_of_onnx(family, exported):
     model, graph = exported(family)
     inputs = inputs_of(family)  # of other sizes than the traced ones
