@@ -18,7 +18,7 @@ from research.rank_collapse import (
 )
 from research.rank_collapse.__main__ import main
 from research.rank_collapse.report import mean_and_interval
-from research.rank_collapse.trained_paths import GRID, _corners, convex_hull, sorting
+from research.rank_collapse.trained_paths import GRID, _corners, convex_hull
 from research.tests.faithfulness.conftest import texts
 from tests.explain.conftest import bert, images, pooling, sentences, tokenizer, vit
 
@@ -148,13 +148,6 @@ def test_the_mean_residual_is_geometric_and_lies_in_its_interval():
     assert mean == pytest.approx(1e-3)
     assert low < mean < high
     assert low * high == pytest.approx(mean**2)  # symmetrical on a logarithmic scale
-
-
-def test_sorted_symbols_are_in_order_and_the_same():
-    tokens, labels = sorting(20)
-    assert labels.tolist() == [sorted(row) for row in tokens.tolist()]
-    assert sorting(20)[0].equal(tokens)
-    assert not sorting(20, seed=1)[0].equal(tokens)
 
 
 def test_corners_of_the_hull_are_those_of_a_square_around_other_points():

@@ -16,7 +16,7 @@ from research.faithfulness import (
 from research.faithfulness.deletion import without_tokens
 from research.faithfulness.masked_fidelity import Masks, _keep
 from research.tests.faithfulness.conftest import texts
-from tests.explain.conftest import bert, family, images, inputs_of, pooling, sentences, vit
+from tests.explain.conftest import bert, images, pooling, sentences, vit
 
 
 def probability(model, ids, target):
@@ -84,18 +84,6 @@ def test_bad_input_is_one_error(change, message):
     arguments = {"scores": torch.zeros(3, 7), "shares": [0.5], "how": "deletion"} | change
     with pytest.raises(ValueError, match=message):
         prediction_curve(pooling(), texts(), **arguments)
-
-
-@pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
-def test_a_decoder_keeps_its_last_token(name):
-    model, batch = family(name), inputs_of(family(name))
-    ids, scores = batch["input_ids"], torch.arange(12.0).view(2, 6)
-    curve = prediction_curve(model, batch, scores, [0.5, 1.0])
-    for row, rest in ((0, [[0, 1, 5], [5]]), (1, [[0, 3], [3]])):
-        target = model(ids[row : row + 1, : rest[0][-1] + 1]).logits.argmax()
-        for share, kept in enumerate(rest):
-            expected = model(ids[row : row + 1, kept]).logits.softmax(-1)[0, target].detach()
-            torch.testing.assert_close(curve[share, row], expected, atol=1e-5, rtol=1e-4)
 
 
 MASK = 4

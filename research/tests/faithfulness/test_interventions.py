@@ -40,14 +40,6 @@ def test_a_permutation_keeps_every_querys_coefficients_and_leaves_padding_alone(
     assert shuffled[..., keep].sort(-1).values.equal(coefficients[..., keep].sort(-1).values)
 
 
-def test_every_order_of_a_permutation_is_as_likely():
-    coefficients = torch.tensor([1.0, 2.0, 3.0]).expand(6000, 1, 1, 3)
-    drawn = permuted(coefficients, torch.ones(3, dtype=torch.bool), seeded())
-    counts = torch.unique(drawn.flatten(0, 2), dim=0, return_counts=True)[1]
-    assert len(counts) == 6
-    assert (counts - 1000).abs().max() < 4 * (6000 * (1 / 6) * (5 / 6)) ** 0.5
-
-
 @given(st.integers(1, 7), st.data())
 def test_random_coefficients_keep_the_sum_of_sizes_and_the_number_of_signs(length, data):
     coefficients, keep = masked(length, data.draw(st.integers(1, length)))
