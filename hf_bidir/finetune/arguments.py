@@ -306,6 +306,7 @@ class RunArguments(TrainingArguments):
     group_by_length: bool = option(
         False, "Batch texts of similar length together: less padding and faster, but less random batches."
     )
+    use_cpu: bool = option(False, "Compute on the CPU even if there is a GPU.")
     bf16: bool | None = option(None, "bfloat16 mixed precision; default: on a GPU that supports it.")
     report_to: str | None = option("none", "Further loggers, which also get λ: tensorboard, wandb, ...")
 

@@ -244,7 +244,7 @@ def healing_data(
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             mode = image_mode(student.config)
-            collators = {
+            collators: dict[str, Callable] = {
                 "data_collator": ImageCollator(processor, data, mode),
                 "eval_collator": ImageCollator(processor, mode=mode),
             }

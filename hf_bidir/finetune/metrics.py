@@ -102,7 +102,7 @@ def agreements(numerators: np.ndarray, denominators: np.ndarray, names: Sequence
     rows = denominators[len(names) :]
     probabilities, same = np.split(numerators, 2)
     metrics = {"agreement": float(same.sum() / rows.sum())}
-    for index in rows.nonzero()[0]:
+    for index in rows.nonzero()[0].tolist():
         expected = probabilities[index] / rows[index]
         error = np.sqrt(expected * (1 - expected) / rows[index])
         metrics[f"agreement_{names[index]}"] = float(same[index] / rows[index])

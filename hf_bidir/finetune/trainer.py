@@ -96,7 +96,8 @@ class SignedTrainer(Trainer):
         epoch = self.state.epoch or 0.0
         if epoch and epoch == int(epoch):
             entry = {"loss": logs["loss"], "epoch": epoch, "step": self.state.global_step}
-            logs["epoch_loss"] = mean_loss_of_epoch([*self.state.log_history, entry])
+            epoch_loss = mean_loss_of_epoch([*self.state.log_history, entry])
+            logs["epoch_loss"] = epoch_loss  # type: ignore[assignment]  # there is a loss
         return super().log(logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
