@@ -36,42 +36,28 @@ def test_the_help_of_every_command_has_an_example_and_one_spelling_per_option(co
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        ["evaluate", "nowhere", "--text_column", "a", "--label_column", "b", "--test_file", "c", "--drop_bad_rows"],
-        [
-            "convert",
-            "nowhere",
-            "out",
-            "--train_file",
-            "a",
-            "--image_column",
-            "b",
-            "--max_steps",
-            "3",
-            "--no_keep_signs",
-        ],
+        "evaluate nowhere --text_column a --label_column b --test_file c --drop_bad_rows",
+        "convert nowhere out --train_file a --image_column b --max_steps 3 --no_keep_signs",
     ],
 )
-def test_names_of_options_in_errors_of_training_are_understood(words, tmp_path, monkeypatch):
+def test_names_of_options_in_errors_of_training_are_understood(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused = run(*words)
+    refused = run(*command.split())
     assert (refused.exit_code, "nowhere" in refused.output) == (2, True)
     assert "No such option" not in refused.output
 
 
 def test_convert_saves_a_signed_checkpoint_and_to_softmax_a_stock_one(stock, tmp_path):
-    for words in (
-        ("stock", "signed"),
-        ("signed", "back", "--to-softmax"),
-        ("stock", "mass", "--negative-mass", "0.25"),
+    for source, output, *options, kind, mass in (
+        ("stock", "signed", "bidir_bert", 0.0),
+        ("signed", "back", "--to-softmax", "bert", None),
+        ("stock", "mass", "--negative-mass", "0.25", "bidir_bert", 0.25),
     ):
-        assert run("convert", tmp_path / words[0], tmp_path / words[1], *words[2:]).exit_code == 0
-    configs = {name: json.loads((tmp_path / name / "config.json").read_text()) for name in ("signed", "back", "mass")}
-    assert {name: config["model_type"] for name, config in configs.items()} == {
-        "signed": "bidir_bert", "back": "bert", "mass": "bidir_bert",
-    }  # fmt: skip
-    assert (configs["signed"]["attn_negative_mass"], configs["mass"]["attn_negative_mass"]) == (0.0, 0.25)
+        assert run("convert", tmp_path / source, tmp_path / output, *options).exit_code == 0
+        config = json.loads((tmp_path / output / "config.json").read_text())
+        assert (config["model_type"], config.get("attn_negative_mass")) == (kind, mass)
 
 
 def test_an_output_folder_in_use_is_replaced_only_when_asked(stock, tmp_path):

@@ -55,18 +55,6 @@ def test_onnxruntime_computes_the_logits_of_the_model_by_the_softmax_operator_of
     assert {node.domain for node in nodes} == {""}  # ONNX's own
 
 
-def test_repeated_calls_of_a_decoder_generate_its_text(exported):
-    folder, graph = exported("gpt2")
-    model, ids = open_checkpoint(folder).model(), inputs_of("gpt2")["input_ids"][:1, :5]
-    expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
-    for _ in range(6):
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        logits = run(graph, inputs)[:, -1]
-        logits[:, model.generation_config.eos_token_id] = -torch.inf  # as min_new_tokens does
-        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
-    assert torch.equal(ids, expected)
-
-
 def test_a_program_of_torch_computes_the_logits_of_the_model(exported):
     folder, graph = exported("vit")
     program, inputs = torch.export.load(graph / "model.pt2"), inputs_of("vit")
