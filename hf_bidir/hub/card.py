@@ -75,9 +75,11 @@ def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:
     # the generated card may have manual edits too: only the part between its markers counts
     part = f"{BEGIN}{generated.text.partition(BEGIN)[2].partition(END)[0]}{END}"
     text = f"{before}{part}{after}" if marker else f"{existing.text.rstrip()}\n\n{part}\n"
-    theirs, ours = existing.data.to_dict(), generated.data.to_dict()
-    edited = {key: value for key, value in theirs.items() if key not in ours or key in KEPT_WHEN_EDITED}
-    return ModelCard(f"---\n{ModelCardData(**(ours | edited)).to_yaml()}\n---\n{text}")
+    theirs = existing.data.to_dict()
+    ours = generated.data.to_dict()
+    edited = [key for key in theirs if key not in ours or key in KEPT_WHEN_EDITED]
+    data = ModelCardData(**ours | {key: theirs[key] for key in edited})
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n{text}")
 
 
 def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, Any]:
@@ -124,8 +126,11 @@ def _auto_class(checkpoint: Checkpoint) -> str:
 
 def _as_yaml(options: dict[str, Any]) -> str:
     """Options of a run as a recipe of the training scripts; empty without any."""
-    chosen = {name: value for name, value in options.items() if name not in MAY_CHANGE and value is not None}
-    return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True).strip() if chosen else ""
+    names = [name for name in options if name not in MAY_CHANGE]
+    chosen = {name: options[name] for name in names if options[name] is not None}
+    if not chosen:
+        return ""
+    return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True).strip()
 
 
 def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:

@@ -208,7 +208,8 @@ def _classes(model: PreTrainedModel) -> list[str]:
 
 def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:
     measured = trainer.evaluate(examples, metric_key_prefix="eval")
-    return {name.removeprefix("eval_"): value for name, value in measured.items() if name.startswith(SCORES)}
+    names = [name for name in measured if name.startswith(SCORES)]
+    return {name.removeprefix("eval_"): measured[name] for name in names}
 
 
 def read_examples(
@@ -282,7 +283,8 @@ def _data_arguments(model: PreTrainedModel, recipe: dict[str, Any], options: dic
     kind: type = ImageDataArguments if model.main_input_name == "pixel_values" else TextDataArguments
     if kind_of(model).causal:
         kind = BlockArguments
-    chosen = recipe | {name: value for name, value in options.items() if value is not None}
+    requested = {name: value for name, value in options.items() if value is not None}
+    chosen = recipe | requested
     names = [field.name for field in fields(kind) if not field.name.endswith("_file")]
     return kind(**{name: chosen[name] for name in names if name in chosen})
 

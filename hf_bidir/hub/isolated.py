@@ -44,7 +44,7 @@ def isolated_forward(
     folder = Path(folder).resolve()
     with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
         inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}, inputs_file)
+        _save(inputs, inputs_file)
         words: list[str | Path] = [sys.executable, "-I", CHILD, folder, auto_class, inputs_file, outputs_file]
         environment = os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
         options: dict[str, Any] = {"cwd": scratch, "env": environment, "timeout": timeout}
@@ -70,8 +70,13 @@ def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str) -> N
         sys.exit("the weights do not fit the model; " + "; ".join(problems))
     with inference_mode():
         outputs = model.eval()(**load_file(inputs_file))
-    tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
-    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, outputs_file)
+    _save({name: value for name, value in outputs.items() if isinstance(value, Tensor)}, outputs_file)
+
+
+def _save(tensors: Mapping[str, Tensor], file: str | Path) -> None:
+    """Save copies, which share no memory."""
+    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    save_file({name: copy.contiguous() for name, copy in copies.items()}, file)
 
 
 if __name__ == "__main__":

@@ -192,10 +192,12 @@ def _check_alone(checkpoint: Checkpoint, staged: Path) -> None:
 
 def _summary(staged: Path, repo_id: str) -> str:
     """The card, and the files with their sizes."""
-    sizes = {name: file.stat().st_size for name, file in matching(staged, ("*", "*/*")).items()}
-    files = [f"{size:>13,}  {name}" for name, size in sizes.items()]
+    files = matching(staged, ("*", "*/*"))
+    sizes = {name: file.stat().st_size for name, file in files.items()}
+    card = files[CARD].read_text(encoding="utf-8")
+    lines = [f"{size:>13,}  {name}" for name, size in sizes.items()]
     total = f"{sum(sizes.values()):>13,}  bytes in one commit to {repo_id}, {content_tag(staged)}. Nothing was sent."
-    return "\n".join([(staged / CARD).read_text(encoding="utf-8"), *files, total])
+    return "\n".join([card, *lines, total])
 
 
 def _keep_hand_written(api: HfApi, staged: Path, repo_id: str, revision: str | None) -> None:
