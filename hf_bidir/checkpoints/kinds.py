@@ -154,9 +154,9 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
     if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return
     of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
-    others = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
+    of_other_inputs = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
     added = sorted(tokenizer.added_tokens_decoder.items())
-    if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
+    if without := [str(token) for index, token in added if index >= count and str(token) not in of_other_inputs]:
         raise ValueError(
             f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
             f"{', '.join(without[:NAMED])}. They were added without model.resize_token_embeddings(len(tokenizer)); "

@@ -68,8 +68,8 @@ class SentenceFolder:
     def fetch_weights(self) -> None:
         """Download the weights of a Hub repository."""
         if self.name is not None:
-            others = [f"{name}/*" for name in self.other_folders]
-            snapshot_download(self.name, allow_patterns=["*.safetensors", *others])
+            folders = [f"{name}/*" for name in self.other_folders]
+            snapshot_download(self.name, allow_patterns=["*.safetensors", *folders])
 
     def copy_others(self, target: Path) -> None:
         """Copy the other modules, settings and prompts."""
@@ -98,8 +98,8 @@ def sentence_folder(source: str | Path) -> SentenceFolder | None:
     if transformer is None:
         raise ValueError(f"{source} is a model of sentence-transformers without a Transformer, as {MODULES} says.")
     folder = listed.parent if name is None else snapshot_download(name, allow_patterns=WITHOUT_WEIGHTS)
-    others = tuple(module for module in modules if module is not transformer)
-    return SentenceFolder(Path(folder), transformer["path"], others, name)
+    pooling = tuple(module for module in modules if module is not transformer)
+    return SentenceFolder(Path(folder), transformer["path"], pooling, name)
 
 
 def _on_the_hub(name: str) -> str | None:

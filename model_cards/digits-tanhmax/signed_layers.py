@@ -226,11 +226,11 @@ def backend_of(name: str) -> Backend:
     backend = BACKENDS.get(name) or next(filter(None, (find(name) for find in OTHER_BACKENDS)), None)
     if backend is not None:
         return backend
-    others = '"fused", flash_attention_2, 3 or 4, flex_attention' if OTHER_BACKENDS else f"for others {INSTALL}"
+    faster = '"fused", flash_attention_2, 3 or 4, flex_attention' if OTHER_BACKENDS else f"for others {INSTALL}"
     # begins like transformers' own message
     raise ValueError(
         f'Specified `attn_implementation="{name}"` is not supported: it does not compute signed attention; choose '
-        f'"sdpa", "eager"; {others}.'
+        f'"sdpa", "eager"; {faster}.'
     )
 
 

@@ -119,7 +119,7 @@ def as_masses(mass: Any, depth: int = 2) -> float | list:
     """A negative mass of numbers, nested lists, arrays or tensors as floats and lists; ValueError if it is invalid."""
     entries = mass.tolist() if hasattr(mass, "tolist") else mass  # of NumPy and torch
     if isinstance(entries, (list, tuple)) and entries and depth:  # torch 2.8 compiles no union
-        return [as_masses(entry, depth - 1) for entry in entries]
+        return [checked_negative_mass(x) if isinstance(x, float) else as_masses(x, depth - 1) for x in entries]
     return checked_negative_mass(entries)
 
 
