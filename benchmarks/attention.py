@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import interleaved_medians, peak_memory, write_table
-from hf_bidir import bidir_attention, packed_attention
+from hf_bidir import bidir_attention
 from hf_bidir.kernels.fused_path import INTERPRETED
 
 BASELINE = "SDPA softmax"
@@ -34,15 +34,15 @@ DEFAULTS = {
     "cuda": {
         "lengths": [128, 197, 512, 1024, 2048, 4096, 8192, 16384], "tokens": 32768, "head_dims": [64, 128],
         "padding": [0.0, 0.4], "dtype": "bfloat16",
-        "implementations": ["fused softmax", "fused", "packed", "lift", "compiled", "naive"],
+        "implementations": ["fused", "lift", "compiled", "naive"],
     },
 }  # fmt: skip
 CAUSAL = {
     "cpu": {"lengths": [512, 1024, 2048], "implementations": ["auto", "grouped", "eager"]},
-    "cuda": {"implementations": ["fused softmax", "fused", "grouped", "packed", "lift", "compiled", "naive"]},
+    "cuda": {"implementations": ["fused", "grouped", "lift", "compiled", "naive"]},
 }
 # the baseline of each implementation; of those not listed, BASELINE alone
-BESIDE = {"fused": [BASELINE, "fused softmax", "lift"], "packed": ["fused"], "grouped": ["auto"]}
+BESIDE = {"fused": [BASELINE, "lift"], "grouped": ["auto"]}
 
 
 class Problem(NamedTuple):
@@ -97,9 +97,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"expected a number of heads that four divides, for grouped; got {options.heads}")
     if not all(0 <= share <= 0.5 for share in options.padding):
         parser.error(f"expected shares of padding in 0 to 0.5, got {options.padding}")
-    on_gpu = {"fused", "fused softmax", "packed"} & {*options.implementations}
-    if options.device == "cpu" and not INTERPRETED and on_gpu:
-        parser.error("fused, fused softmax and packed need a GPU")
+    if options.device == "cpu" and not INTERPRETED and "fused" in options.implementations:
+        parser.error("fused needs a GPU")
     if options.output is None:
         name = f"attention{'-gpu' * (options.device == 'cuda')}{'-causal' * options.causal}"
         name += f"{'-padded' * (0.0 not in options.padding)}.md"
@@ -113,8 +112,6 @@ def measure(head_dim: int, padding: float, length: int, options: argparse.Namesp
     problem = random_problem(head_dim, padding, length, options)
     rows = []
     for name in options.implementations:
-        if name == "packed" and not padding:
-            continue
         for other in BESIDE.get(name, [BASELINE]):
             try:
                 cells = compare(IMPLEMENTATIONS[name], IMPLEMENTATIONS[other], problem, options)
@@ -176,16 +173,6 @@ def grouped(problem: Problem) -> Prepared:
     return padded(partial(signed, "auto"), problem._replace(key=key, value=value))
 
 
-def packed(problem: Problem) -> Prepared:
-    """Packed attention without padding; the model removes the padding once, so that is not timed."""
-    kept = problem.keep[:, 0, 0]
-    inputs = [x.transpose(1, 2)[kept].detach().requires_grad_() for x in problem[:3]]
-    starts = F.pad(problem.lengths.cumsum(0), (1, 0)).int()
-    longest = int(problem.lengths.max())
-    attend = partial(packed_attention, *inputs, starts, max_seqlen=longest, causal=problem.causal)
-    return Prepared(attend, tuple(inputs))
-
-
 def sdpa(problem: Problem) -> Prepared:
     """torch's softmax attention; with padding, the mask is computed once, as in a model."""
     query, key, value, keep, _, causal = problem
@@ -218,11 +205,9 @@ def naive(query, key, value, keep, causal) -> Tensor:
 
 IMPLEMENTATIONS = {
     BASELINE: sdpa,
-    "fused softmax": partial(padded, partial(signed, "fused", activation="softmax")),
     **{name: partial(padded, partial(signed, name)) for name in ("auto", "eager", "chunked", "lift", "fused")},
     "compiled": lambda problem: padded(compiled(), problem),
     "grouped": grouped,
-    "packed": packed,
     "naive": partial(padded, naive),
 }
 
@@ -233,15 +218,13 @@ def relative_error(attend: Callable, problem: Problem) -> float:
     one = [x[-1:, :heads].detach() for x in problem[:3]]
     lengths = None if problem.lengths is None else problem.lengths[-1:]
     keep = None if problem.keep is None else problem.keep[-1:]
-    softmax = attend in (IMPLEMENTATIONS[BASELINE], IMPLEMENTATIONS["fused softmax"])
+    softmax = attend is IMPLEMENTATIONS[BASELINE]
     with torch.no_grad():
         query, key, value = (x.double() for x in one)
         if attend is grouped:
             key, value = key[:, :1], value[:, :1]
         exact = signed("eager", query, key, value, keep, problem.causal, "softmax" if softmax else "tanhmax")
         context = attend(Problem(*one, keep, lengths, problem.causal)).run().double()
-    if context.dim() == 3:  # packed: only the kept rows
-        exact = exact.transpose(1, 2)[keep[:, 0, 0]]
     return ((context - exact).norm() / exact.norm()).item()
 
 

@@ -20,61 +20,56 @@ from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "0"
 
+import torch
 import triton
 from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from benchmarks.measure import command_line, write_table
-from hf_bidir.kernels.fused_blocks import ALIGNED
-from hf_bidir.kernels.fused_launch import KERNELS, SMALL, TILINGS, Variant
+from hf_bidir.kernels.fused_blocks import Code, Pairs, Problem, Rows
+from hf_bidir.kernels.fused_kernels import KeyGradients, QueryGradients, Result
+from hf_bidir.kernels.fused_launch import SMALL, built, tilings
 
 COUNTED = ("exponentials", "floating point", "all instructions", "passed over")
 TABLED = ("forward", "query_gradient", "key_value_gradient")
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # maximum KiB per block, by compute capability
-NAMES = {80: "ampere", 86: "other", 89: "ada", 90: "hopper"}  # of fused_tilings.py
+NAMES = {80: "ampere", 86: "ada", 89: "ada", 90: "hopper"}  # of tilings.json
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-# arguments that are no integers; those of OPTIONAL may be None
-FP32 = ("normaliser", "delta", "parts", "log_totals")
-FLOATS = ("scale", "shift", "cap", "dropout")
+NUMBERS = torch.empty(0)  # fp32; kernels are compiled for the types of their arguments
 OPTIONAL = {
-    "keep": "*u8", "bias": "*fp32", "shifts": "*fp32", "seed": "*i64", "query_starts": "*i32", "key_starts": "*i32",
-    "grad_shift": "*fp32", "grad_bias": "*fp32", "cap": "fp32", "window": "i32",
+    "keep": Pairs(torch.empty(0, dtype=torch.uint8), 1, 1, 1), "bias": Pairs(NUMBERS, 1, 1, 1), "shifts": NUMBERS,
+    "seed": torch.empty(0, dtype=torch.int64), "cap": 1.0, "window": 1,
 }  # fmt: skip
 
 
-def compiled(name, tiling, *, arch=90, dtype="bf16", head_dim=64, value_dim=None, given=(), **changes):
+def compiled(name, tiling, *, arch=90, dtype="bfloat16", head_dim=64, value_dim=None, given=(), **changes):
     """A kernel's machine code for compute capability `arch / 10`.
 
     Args:
-        tiling: one of `fused_tilings.py`.
-        given: the optional arguments in use.
-        changes: fields of `Variant`.
+        tiling: queries, keys, warps, stages.
+        given: the optional arguments in use, of the `Problem` and of `QueryGradients`.
+        changes: fields of `Code`.
     """
-    value_dim, exact = value_dim or head_dim, dtype == "fp32"
-    variant = Variant(
-        HEAD=head_dim, VALUE=value_dim, HEAD_PAD=triton.next_power_of_2(head_dim),
-        VALUE_PAD=triton.next_power_of_2(value_dim), SIGNED=True, EXACT=exact, LEVELLED=dtype != "bf16", CAUSAL=False,
-        PER_KEY=False, SHIFTED="shifts" in given, UNIT=8, PRECISION="tf32x3",
-    )._replace(**changes)  # fmt: skip
-    queries, keys, warps, stages = tiling
-    constants = variant._asdict() | {"BLOCK_M": queries, "BLOCK_N": keys}
-    constants |= {option: None for option in OPTIONAL if option not in given}
-    kernel, signature, attributes = KERNELS[name], {}, {}
-    for index, argument in enumerate(kernel.arg_names):
-        pointer = f"*{dtype}" if argument in ALIGNED else "*fp32" if argument in FP32 else OPTIONAL.get(argument)
-        number = "fp32" if argument in FLOATS else "i32"
-        signature[argument] = "constexpr" if argument in constants else pointer or number
-        if argument in ALIGNED:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    constants = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
-    return built(kernel, signature, constants, attributes, arch, warps, stages)
-
-
-def built(function, signature, constants, attributes, arch: int, warps: int, stages: int):
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-    source = ASTSource(function, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    value_dim, dtype = value_dim or head_dim, getattr(torch, dtype)
+    code = Code(
+        head_dim, value_dim, triton.next_power_of_2(head_dim), triton.next_power_of_2(value_dim),
+        exact=dtype == torch.float32, levelled=dtype != torch.bfloat16, causal=False, per_key=False, unit=8, wide=False,
+        precision="tf32x3" if dtype == torch.float32 else "tf32", rows=tiling[0], columns=tiling[1],
+    )  # fmt: skip
+    rows = Rows(torch.empty(0, dtype=dtype), 1, 1, 1)
+    optional = {option: value if option in given else None for option, value in OPTIONAL.items()}
+    optional["dropout"] = None if optional["seed"] is None else 0.1
+    problem = Problem(rows, rows, rows, **optional, heads=1, groups=1, queries=1, keys=1, scale=1.0)
+    result = Result(rows, NUMBERS)
+    shift, bias = NUMBERS if "grad_shift" in given else None, OPTIONAL["bias"] if "grad_bias" in given else None
+    arguments = {
+        "forward": (problem, result),
+        "query_gradient": (problem, rows, result, QueryGradients(rows, NUMBERS, shift, bias)),
+        "key_value_gradient": (problem, rows, NUMBERS, NUMBERS, KeyGradients(rows, rows)),
+        "decode": (problem, Result(Rows(NUMBERS, 1, 1, 1), NUMBERS), 1, 1),
+        "merge": (problem, Result(Rows(NUMBERS, 1, 1, 1), NUMBERS), result, 1),
+    }
+    return built(name, arguments[name], code._replace(**changes), tiling, GPUTarget("cuda", arch, 32))
 
 
 def resources(code) -> SimpleNamespace:
@@ -124,18 +119,26 @@ def per_score(code, tiling) -> list[float]:
 def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
     rows = []
     for head_dim, name in tqdm([*product(head_dims, TABLED)], unit="kernel"):
-        for way in ("softmax", "tanhmax", *(["tanhmax without a level"] if name == "forward" else [])):
-            mode, size = way.split()[0], max(64, triton.next_power_of_2(head_dim))
-            changes = {"head_dim": head_dim, "SIGNED": mode == "tanhmax", "LEVELLED": way == mode}
-            tilings = (TILINGS[f"{NAMES[arch]} {name} {mode} {size}"], *SMALL)
-            codes = ((tiling, compiled(name, tiling, arch=arch, **changes)) for tiling in tilings)
-            tiling, code = next(found for found in codes if found[1].metadata.shared <= SHARED[arch] * 1024)
-            held = resources(code)
-            rows.append([
-                str(head_dim), name.replace("_", " "), way, f"{tiling[0]} x {tiling[1]}, {tiling[2]}, {tiling[3]}",
-                *(f"{count:.1f}" for count in per_score(code, tiling)), str(held.registers), str(held.spilled),
-                str(held.shared // 1024),
-            ])  # fmt: skip
+        for levelled in (True, False) if name == "forward" else (True,):
+            size = max(64, triton.next_power_of_2(head_dim))
+            chosen = (tilings()[f"{NAMES[arch]} {name} {size}"], *SMALL)
+            codes = (
+                (tiling, compiled(name, tiling, arch=arch, head_dim=head_dim, levelled=levelled)) for tiling in chosen
+            )
+            tiling, code = next(pair for pair in codes if pair[1].metadata.shared <= SHARED[arch] * 1024)
+            usage = resources(code)
+            queries, keys, warps, stages = tiling
+            rows.append(
+                [
+                    str(head_dim),
+                    f"{name.replace('_', ' ')}{'' if levelled else ' without a level'}",
+                    f"{queries} x {keys}, {warps}, {stages}",
+                    *(f"{count:.1f}" for count in per_score(code, tiling)),
+                    str(usage.registers),
+                    str(usage.spilled),
+                    str(usage.shared // 1024),
+                ]
+            )
     return rows
 
 
@@ -147,11 +150,10 @@ def main() -> None:
     options = parser.parse_args()
     if not all(16 <= head_dim <= 256 for head_dim in options.head_dims):
         parser.error(f"expected head dimensions in 16 to 256, got {options.head_dims}")
-    header = ["head dimension", "kernel", "mode", "block, warps, stages", *COUNTED, "registers", "bytes spilled",
-              "shared KiB"]  # fmt: skip
+    header = ["head dimension", "kernel", "block, warps, stages", *COUNTED, "registers", "bytes spilled", "shared KiB"]
     notes = (
         f"Compiled for sm_{options.arch} by Triton {triton.__version__}, bf16, without mask, λ = 1, with the tiling of "
-        "fused_tilings.py. Instructions per score of the loop over whole blocks, without those that a branch skips "
+        "tilings.json. Instructions per score of the loop over whole blocks, without those that a branch skips "
         "unless all scores of a row are small. Without a level is what bf16 uses forward."
     )
     write_table(options.output, "What a signed score costs, in instructions", notes, header,

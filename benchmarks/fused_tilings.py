@@ -1,17 +1,16 @@
-"""Which tilings of the fused kernels are the fastest on this GPU? For the table in hf_bidir/kernels/fused_tilings.py.
+"""Which tilings of the fused kernels are the fastest on this GPU? For the table in hf_bidir/kernels/tilings.json.
 
-Times every tiling of a wider list for each kernel, mode, head dimension and length, in bf16, without masks. By default
-384 kernels are compiled; where time is short, pass one head dimension or kernel. Table and entries are saved after each
-kernel, mode and head dimension.
+Times every tiling of a wider list for each kernel, head dimension and length, in bf16, without masks. By default 192
+kernels are compiled; where time is short, pass one head dimension or kernel. Table and entries are saved after each
+kernel and head dimension.
 
     python benchmarks/fused_tilings.py
-    python benchmarks/fused_tilings.py --head-dims 64 --kernels forward --modes tanhmax --lengths 4096
-    python benchmarks/fused_tilings.py --write      the fastest become those of this architecture
+    python benchmarks/fused_tilings.py --head-dims 64 --kernels forward --lengths 4096
+    python benchmarks/fused_tilings.py --write      the fastest become those of this compute capability
 """
 
-import ast
+import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -21,11 +20,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.measure import ROOT, command_line, write_table
+from benchmarks.measure import command_line, write_table
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
-from hf_bidir.kernels.fused_path import INTERPRETED
-from hf_bidir.kernels.fused_tilings import ARCHITECTURES, HEAD_SIZES, OTHERS, TILINGS, Tiling
+from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 HEADS, TOKENS = 12, 32768
 WARPS_STAGES = ((4, 2), (4, 3), (8, 2), (8, 3))
@@ -34,7 +32,7 @@ SIZES = {  # queries, keys
     "query_gradient": ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64)),
     "key_value_gradient": ((32, 64), (64, 64), (128, 64), (32, 128), (64, 128)),
 }
-TABLE = ROOT / "hf_bidir/kernels/fused_tilings.py"
+Tiling = tuple[int, int, int, int]  # queries, keys, warps, stages
 
 
 def main() -> None:
@@ -42,42 +40,42 @@ def main() -> None:
     parser.add_argument("--head-dims", type=int, nargs="+", choices=[64, 128, 256], default=[64, 128, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=[*SIZES])
-    parser.add_argument("--modes", nargs="+", choices=["tanhmax", "softmax"], default=["tanhmax", "softmax"])
     parser.add_argument("--best", type=int, default=6, help="tilings to list per kernel, head dimension and length")
-    parser.add_argument("--write", action="store_true", help=f"rewrite the measured entries of {TABLE.name}")
+    parser.add_argument("--write", action="store_true", help="write the fastest into tilings.json")
     parser.add_argument("--output", type=Path, default=Path("runs/fused_tilings.md"))
     options = parser.parse_args()
     if INTERPRETED or not torch.cuda.is_available():
         parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_instructions.py needs no GPU")
-    from hf_bidir.kernels.fused_problem import FEW_ROWS
-
     if min(options.lengths) <= FEW_ROWS:
         parser.error(f"expected lengths above {FEW_ROWS}, up to which another kernel is used; got {options.lengths}")
-    major, minor = torch.cuda.get_device_capability()
-    architecture = ARCHITECTURES.get(f"{major}.{minor}", OTHERS)
-    if options.write and f"{major}.{minor}" not in ARCHITECTURES:
-        parser.error(f"expected a compute capability of ARCHITECTURES in {TABLE.name}, got {major}.{minor}; add it")
+    from hf_bidir.kernels.fused_launch import TILINGS_FILE
+
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
     notes = (
         f"{HEADS} heads, bf16, batch = {TOKENS} // length; medians by triton.testing.do_bench of a whole call: "
-        f"forward, or backward with the other kernel at its own tiling. The fastest {options.best} tilings of each "
-        f"list. In use: whether {TABLE.name} had the tiling."
+        f"forward, or backward with the other kernel at its own tiling. The {options.best} fastest of each list."
     )
-    header = ["kernel", "mode", "head dimension", "length", "queries x keys", "warps", "stages", "in use",
-              "ms", "to the fastest"]  # fmt: skip
+    header = ["kernel", "head dimension", "length", "queries x keys", "warps", "stages", "ms", "to the fastest"]
     rows = []
-    for name, mode, head_dim in tqdm([*product(options.kernels, options.modes, options.head_dims)], unit="cell"):
-        entry = f"{architecture} {name} {mode} {head_dim}"
-        times = {length: timed(name, mode, head_dim, length) for length in options.lengths}
-        for length, one in times.items():
-            rows += table_rows(entry, length, one)[: options.best]
+    for name, head_dim in tqdm([*product(options.kernels, options.head_dims)], unit="cell"):
+        times = {length: timed(name, head_dim, length) for length in options.lengths}
+        for length, of_length in times.items():
+            rows += table_rows(name, head_dim, length, of_length)[: options.best]
         write_table(options.output, "Tilings of the fused kernels", notes, header, rows, "cuda")
         best = fastest(times.values())
         if options.write and best is not None:
-            with replacing(TABLE) as temporary:
-                temporary.write_text(rewritten(TABLE.read_text(encoding="utf-8"), {entry: best}), encoding="utf-8")
+            write_entry(TILINGS_FILE, f"{capability} {name} {head_dim}", best)
 
 
-def timed(name: str, mode: str, head_dim: int, length: int) -> dict[Tiling, float]:
+def write_entry(file: Path, entry: str, tiling: Tiling) -> None:
+    """Write one entry into a table of tilings, in place of the one with its name."""
+    entries = json.loads(file.read_text(encoding="utf-8")) | {entry: [*tiling]}
+    lines = ",\n".join(f'  "{name}": {value}' for name, value in entries.items())
+    with replacing(file) as temporary:
+        temporary.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def timed(name: str, head_dim: int, length: int) -> dict[Tiling, float]:
     """Milliseconds of a call with each tiling of one kernel; those that do not compile or do not fit are absent."""
     from triton.testing import do_bench
 
@@ -86,7 +84,7 @@ def timed(name: str, mode: str, head_dim: int, length: int) -> dict[Tiling, floa
         tiling = (queries, keys, warps, stages)
         with only_tiling(name, tiling):
             try:
-                found[tiling] = do_bench(task_of(name, mode, head_dim, length), return_mode="median")
+                found[tiling] = do_bench(task_of(name, head_dim, length), return_mode="median")
             except Exception as error:  # Triton's compiler raises errors of many kinds
                 if isinstance(error, torch.AcceleratorError):  # nothing runs after a failure on the GPU itself
                     raise
@@ -108,11 +106,11 @@ def only_tiling(name: str, tiling: Tiling) -> Iterator[None]:
         fused_launch._ready.clear()
 
 
-def task_of(name: str, mode: str, head_dim: int, length: int) -> Callable[[], object]:
+def task_of(name: str, head_dim: int, length: int) -> Callable[[], object]:
     """A call forward for the forward kernel, else one backward."""
     shape = (max(1, TOKENS // length), length, HEADS, head_dim)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
-    attend = partial(bidir_attention, *inputs, activation=mode, implementation="fused")
+    attend = partial(bidir_attention, *inputs, implementation="fused")
     if name == "forward":
         return attend
     for tensor in inputs:
@@ -121,16 +119,13 @@ def task_of(name: str, mode: str, head_dim: int, length: int) -> Callable[[], ob
     return partial(torch.autograd.grad, context, inputs, torch.randn_like(context), retain_graph=True)
 
 
-def table_rows(entry: str, length: int, times: Mapping[Tiling, float]) -> list[list[str]]:
+def table_rows(name: str, head_dim: int, length: int, times: Mapping[Tiling, float]) -> list[list[str]]:
     """Table rows of one kernel, the fastest tiling first."""
-    ordered = sorted(times.items(), key=lambda pair: pair[1])
-    return [
-        [
-            *entry.split()[1:], str(length), f"{tiling[0]} x {tiling[1]}", *map(str, tiling[2:]),
-            "yes" if TILINGS.get(entry) == tiling else "", f"{ms:.3f}", f"{ms / ordered[0][1]:.3f}",
-        ]
-        for tiling, ms in ordered
-    ]  # fmt: skip
+    rows, least = [], min(times.values(), default=1.0)
+    for (queries, keys, warps, stages), ms in sorted(times.items(), key=lambda item: item[1]):
+        numbers = f"{queries} x {keys}", str(warps), str(stages), f"{ms:.3f}", f"{ms / least:.3f}"
+        rows.append([name, str(head_dim), str(length), *numbers])
+    return rows
 
 
 def fastest(times: Iterable[Mapping[Tiling, float]]) -> Tiling | None:
@@ -138,24 +133,6 @@ def fastest(times: Iterable[Mapping[Tiling, float]]) -> Tiling | None:
     lengths = list(times)
     common = [tiling for tiling in lengths[0] if all(tiling in one for one in lengths)]
     return min(common, key=lambda tiling: math.prod(one[tiling] for one in lengths), default=None)
-
-
-def rewritten(text: str, found: Mapping[str, Tiling]) -> str:
-    """The text of fused_tilings.py with these entries in place of those of the same name.
-
-    Raises:
-        ValueError: the text has no such entry.
-    """
-    for entry, tiling in found.items():
-        row, _, size = entry.rpartition(" ")
-        place = HEAD_SIZES.index(int(size))
-        line = re.search(rf'^    "{re.escape(row)}": (\(.*\)),$', text, flags=re.MULTILINE)
-        if line is None:
-            raise ValueError(f'expected one entry "{entry}" in the table of tilings, got 0.')
-        tilings = list(ast.literal_eval(line[1]))
-        tilings[place] = tiling
-        text = text.replace(line[0], f'    "{row}": {tuple(tilings)},')
-    return text
 
 
 if __name__ == "__main__":

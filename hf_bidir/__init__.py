@@ -15,7 +15,6 @@ _HOMES = {
     "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
-    "packed_attention": "hf_bidir.kernels.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",
     "signed": "hf_bidir.checkpoints.signing",
     "softmax": "hf_bidir.checkpoints.signing",

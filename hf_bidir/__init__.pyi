@@ -9,7 +9,6 @@ from hf_bidir.checkpoints.signing import signed as signed
 from hf_bidir.checkpoints.signing import softmax as softmax
 from hf_bidir.checkpoints.signing import unsigned as unsigned
 from hf_bidir.finetune.schedule import NegativeMassSchedule as NegativeMassSchedule
-from hf_bidir.kernels.packed_attention import packed_attention as packed_attention
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation
 from hf_bidir.modeling.activations import tanhmax as tanhmax
 from hf_bidir.modeling.attention import bidir_attention as bidir_attention

@@ -4,9 +4,8 @@
 
 Copies the files of SOURCES and those that they import beside the kernel's own __init__.py, where `kernel-builder`
 expects sources, and into build/torch-cuda and build/torch-cpu with their metadata: Triton and torch code needs no
-compiler. The two rooms become one flat folder, so imports between them are rewritten. The tilings of `fused_tilings.py`
-become tilings.json, which the kernel reads, so that those of
-another GPU can be added to the repository. Neither the copies nor build/ are in git.
+compiler. The two rooms become one flat folder, so imports between them are rewritten. tilings.json, which the kernel
+reads, is copied too: entries of another GPU can be added to the repository. Neither the copies nor build/ are in git.
 """
 
 import base64
@@ -18,7 +17,6 @@ import tempfile
 from pathlib import Path
 
 import hf_bidir
-from hf_bidir.kernels.fused_tilings import TILINGS
 
 try:
     import tomllib
@@ -28,7 +26,8 @@ except ModuleNotFoundError:  # Python 3.10
 ROOT = Path(__file__).parents[1]
 ROOMS = ROOT / "hf_bidir/modeling", ROOT / "hf_bidir/kernels"
 KERNEL = ROOT / "kernels/signed-attention"
-SOURCES = ("attention.py", "packed_attention.py", "fused_path.py")
+SOURCES = ("attention.py", "fused_path.py")
+TILINGS = "tilings.json"
 OF_ROOM = re.compile(r"from hf_bidir\.(?:modeling|kernels)\.(\w+) import")
 
 
@@ -50,8 +49,7 @@ def build(kernel: Path) -> Path:
         f'"""The version of hf_bidir that the kernel was made from."""\n\nVERSION = "{hf_bidir.__version__}"\n',
         encoding="utf-8",
     )
-    lines = ",\n".join(f'  "{name}": {list(tiling)}' for name, tiling in TILINGS.items())
-    (sources / "tilings.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    shutil.copy(ROOT / "hf_bidir/kernels" / TILINGS, sources / TILINGS)
     with tempfile.TemporaryDirectory(dir=kernel, prefix=".build-") as scratch:
         for backend in general["backends"]:
             write_variant(sources, Path(scratch, "build", f"torch-{backend}"), settings, backend)

@@ -1,8 +1,9 @@
-"""Building blocks of the Triton kernels of signed attention: addresses, masks, scores, sinh and cosh, dropout."""
+"""Building blocks of the Triton kernels of signed attention: addresses, masks, scores, sinh and cosh, dropout.
 
-import inspect
-from collections.abc import Callable
-from typing import Any
+Kernels take named tuples, whose tensors are pointers in compiled code.
+"""
+
+from typing import Any, NamedTuple
 
 try:
     import triton
@@ -18,54 +19,92 @@ LN2, LOG2_E = tl.constexpr(0.6931471805599453), tl.constexpr(1.4426950408889634)
 # the difference above the limit; fp32 uses four terms of the series, exact to 1e-8.
 LINEAR_BELOW, SERIES_BELOW = tl.constexpr(0.0144), tl.constexpr(0.7)
 PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al. 2011)
-# matrices, which begin at addresses that are multiples of 16 if UNIT is above 1
-ALIGNED = ("query", "key", "value", "context", "grad_context", "grad_query", "grad_key", "grad_value")
 SCANNED = tl.constexpr(1024)  # entries of a mask or of normalisers that a program reads at once
 
 
-def kernel(function: Callable) -> Any:
-    """Compile a function without specialising on the values of numbers.
+class Rows(NamedTuple):
+    """A tensor `[batch, heads, rows, size]` whose last dimension is dense, and its other strides."""
 
-    Compiled code then depends only on constexprs, the types of arguments (of an integer also its width), which
-    arguments are None, and whether the addresses of `ALIGNED` tensors are multiples of 16 bytes. `UNIT` says what the
-    strides are multiples of.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    others = [p.name for p in parameters if p.annotation is not tl.constexpr and p.name not in ALIGNED]
-    return triton.jit(function, do_not_specialize=others)
+    pointer: Any
+    per_example: int
+    per_head: int
+    per_row: int
 
 
-@triton.jit
-def program_block(longest, BLOCK: tl.constexpr):
-    """The index of a program's head, counted over all examples, and the first row of its block."""
-    blocks = tl.cdiv(longest, BLOCK)
-    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK
+class Pairs(NamedTuple):
+    """A mask or a bias `[batch, heads, queries, keys]` like `Rows`, with a stride of 0 where it is broadcast."""
+
+    pointer: Any
+    per_example: int
+    per_head: int
+    per_row: int
 
 
-@triton.jit
-def extent(starts, b, length):
-    """An example's batch index, first row and length; packed examples are consecutive rows of batch index 0.
+class Problem(NamedTuple):
+    """The arguments of one call that all kernels share."""
 
-    Invalid starts are clamped, so that no access is outside the tensor.
-    """
-    if starts is not None:
-        first = tl.minimum(tl.maximum(tl.load(starts + b), 0), length)
-        return 0, first, tl.minimum(tl.maximum(tl.load(starts + b + 1), first), length) - first
-    return b, 0, length
+    query: Rows
+    key: Rows
+    value: Rows
+    keep: Pairs | None  # as bytes
+    bias: Pairs | None  # in base e
+    shifts: Any  # None, or [heads], added to the scores, in base e
+    seed: Any  # of dropout; None without it
+    heads: int
+    groups: int  # heads that share a key head
+    queries: int
+    keys: int
+    scale: float  # of the products, for scores in base 2
+    cap: float | None  # in base 2
+    dropout: float | None
+    window: int | None
 
 
-@triton.jit
-def offset(base, z, h, row, stride_z, stride_h, stride_n):
-    """A pointer or offset advanced to one row of one head, in 64 bits."""
-    return base + (
-        tl.cast(z, tl.int64) * stride_z + tl.cast(h, tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_n
-    )
+class Code(NamedTuple):
+    """What compiled code depends on apart from the types of its arguments."""
+
+    head_size: int
+    value_size: int
+    head_pad: int  # powers of two
+    value_pad: int
+    exact: bool  # fp32
+    levelled: bool  # whether a forward pass scales sinh and cosh by the largest score
+    causal: bool
+    per_key: bool  # all queries of a head have the same mask row
+    unit: int  # all strides of `Rows` are multiples of it
+    wide: bool  # whether strides need 64 bits
+    precision: str  # of matrix products; "wide" for bf16 in the interpreter
+    rows: int = 0  # queries of a block
+    columns: int = 0  # keys of a block
 
 
-@triton.jit
-def of_head(base, z, h, row, stride_z, stride_h, stride_n, UNIT: tl.constexpr):
-    """The pointer to one row of one head."""
-    return offset(base, z, h, row, in_units(stride_z, UNIT), in_units(stride_h, UNIT), in_units(stride_n, UNIT))
+class Matrix(NamedTuple):
+    """One head of one example of a tensor."""
+
+    pointer: Any
+    stride: Any
+
+
+class Head(NamedTuple):
+    """One head of one example."""
+
+    problem: Problem
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    keep: Matrix | None
+    bias: Matrix | None
+    shift: Any  # None, or in base 2
+    seed: Any
+
+
+class Reach(NamedTuple):
+    """A range of keys or queries, `first` to `last`; from `whole` to `partial` no pair is masked."""
+
+    first: Any
+    whole: Any
+    partial: Any
+    last: Any
 
 
 @triton.jit
@@ -75,30 +114,61 @@ def in_units(stride, UNIT: tl.constexpr):
 
 
 @triton.jit
-def of_output(base, z, h, row, rows, heads, WIDTH: tl.constexpr):
-    """The pointer to one row of one head of an output, whose layout is `[batch, rows, heads, WIDTH]`."""
-    return base + ((tl.cast(z, tl.int64) * rows + row) * heads + h) * WIDTH
+def matrix_of(tensor, example, head, UNIT: tl.constexpr):
+    """One head of one example of `Rows` or, with a UNIT of 1, of `Pairs`; None for None."""
+    matrix = tensor
+    if tensor is not None:
+        offset = tl.cast(example, tl.int64) * in_units(tensor.per_example, UNIT)
+        offset += tl.cast(head, tl.int64) * in_units(tensor.per_head, UNIT)
+        matrix = Matrix(tensor.pointer + offset, in_units(tensor.per_row, UNIT))
+    return matrix
 
 
 @triton.jit
-def load_rows(base, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr):
-    """`[ROWS, PAD]` of a matrix with dense rows; 0 outside its `limit` rows and `WIDTH` columns."""
+def head_of(problem, example, head, key_head, keep_head, code: tl.constexpr):
+    """A head, its key head, and the head of its mask; the first may also be a block of heads `[rows, 1]`."""
+    shift = problem.shifts
+    if shift is not None:
+        shift = tl.load(shift + head) * LOG2_E
+    seed = problem.seed
+    if seed is not None:  # one for each head and example
+        seed = tl.load(seed) + example * problem.heads + head
+    return Head(
+        problem,
+        matrix_of(problem.query, example, head, code.unit),
+        matrix_of(problem.key, example, key_head, code.unit),
+        matrix_of(problem.value, example, key_head, code.unit),
+        matrix_of(problem.keep, example, keep_head, 1),
+        matrix_of(problem.bias, example, head, 1),
+        shift,
+        seed,
+    )
+
+
+@triton.jit
+def row_of(problem, example, head):
+    """The index of a head's first row in a dense tensor `[batch, heads, queries]`."""
+    return (tl.cast(example, tl.int64) * problem.heads + head) * problem.queries
+
+
+@triton.jit
+def load_rows(matrix, first, limit, ROWS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr):
+    """`[ROWS, PAD]` of a matrix; 0 outside its `limit` rows and SIZE columns."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
     inside = first + rows < limit
-    if PAD != WIDTH:
-        inside = inside & (columns < WIDTH)
-    return tl.load(base + tl.cast(first, tl.int64) * stride + rows * stride + columns, mask=inside, other=0.0)
+    if PAD != SIZE:
+        inside = inside & (columns < SIZE)
+    start = matrix.pointer + tl.cast(first, tl.int64) * matrix.stride
+    return tl.load(start + rows * matrix.stride + columns, mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(
-    base, block, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
-    inside = (first + rows < limit) & (columns < WIDTH)
-    pointers = base + tl.cast(first, tl.int64) * stride + rows * stride + columns
-    tl.store(pointers, rounded(block, base.dtype.element_ty, PRECISION), mask=inside)
+def store_rows(matrix, block, first, limit, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    rows, columns = tl.arange(0, block.shape[0])[:, None], tl.arange(0, block.shape[1])[None, :]
+    inside = (first + rows < limit) & (columns < SIZE)
+    start = matrix.pointer + tl.cast(first, tl.int64) * matrix.stride
+    block = rounded(block, matrix.pointer.dtype.element_ty, PRECISION)
+    tl.store(start + rows * matrix.stride + columns, block, mask=inside)
 
 
 @triton.jit
@@ -124,73 +194,76 @@ def kept_extent(keep, keys):
     whole, last = keys, 0
     for first in range(0, keys, SCANNED):
         columns = first + tl.arange(0, SCANNED)
-        kept = tl.load(keep + columns, mask=columns < keys, other=0) != 0
+        kept = tl.load(keep.pointer + columns, mask=columns < keys, other=0) != 0
         whole = tl.minimum(whole, tl.min(tl.where(kept, keys, columns), 0))
         last = tl.maximum(last, tl.max(tl.where(kept, columns + 1, 0), 0))
     return whole, last
 
 
 @triton.jit
-def columns_in_reach(
-    keep, first_row, keys, window, PER_KEY: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The keys `first` to `last` in reach of a block of queries; from `whole` to `partial` no pair is masked."""
+def columns_in_reach(head, first_row, code: tl.constexpr):
+    """The keys in reach of a block of queries."""
+    window, keys, end = head.problem.window, head.problem.keys, first_row + code.rows
     first, whole, partial, last = 0, 0, keys, keys
-    if PER_KEY:
-        partial, last = kept_extent(keep, keys)
-    elif keep is not None:
+    if code.per_key:
+        partial, last = kept_extent(head.keep, keys)
+    elif head.keep is not None:
         partial = 0
-    if CAUSAL:
-        partial, last = tl.minimum(partial, first_row + 1), tl.minimum(last, first_row + BLOCK_M)
+    if code.causal:
+        partial, last = tl.minimum(partial, first_row + 1), tl.minimum(last, end)
     if window is not None:
-        first = tl.maximum(first_row - window, 0) // BLOCK_N * BLOCK_N
-        whole = tl.cdiv(tl.maximum(first_row + BLOCK_M - 1 - window, 0), BLOCK_N) * BLOCK_N
-        partial, last = tl.minimum(partial, first_row + window + 1), tl.minimum(last, first_row + BLOCK_M + window)
-        whole = tl.minimum(whole, tl.cdiv(tl.maximum(last, first), BLOCK_N) * BLOCK_N)
-    partial = tl.maximum(partial // BLOCK_N * BLOCK_N, whole)
-    return first, whole, partial, last
+        first = tl.maximum(first_row - window, 0) // code.columns * code.columns
+        whole = tl.cdiv(tl.maximum(end - 1 - window, 0), code.columns) * code.columns
+        partial, last = tl.minimum(partial, first_row + window + 1), tl.minimum(last, end + window)
+        whole = tl.minimum(whole, tl.cdiv(tl.maximum(last, first), code.columns) * code.columns)
+    partial = tl.maximum(partial // code.columns * code.columns, whole)
+    return Reach(first, whole, partial, last)
 
 
 @triton.jit
-def rows_in_reach(
-    keep, first_column, queries, keys, window, PER_KEY: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The queries `first` to `last` in reach of a block of keys; from `whole` to `partial` no pair is masked."""
-    first, whole, partial, last = 0, 0, queries, queries
-    if CAUSAL:
-        first, whole = first_column // BLOCK_M * BLOCK_M, first_column + BLOCK_N - 1
+def rows_in_reach(head, first_column, code: tl.constexpr):
+    """The queries in reach of a block of keys."""
+    window, queries, keys = head.problem.window, head.problem.queries, head.problem.keys
+    first, whole, partial, last, end = 0, 0, queries, queries, first_column + code.columns
+    if code.causal:
+        first, whole = first_column // code.rows * code.rows, end - 1
     if window is not None:
-        first = tl.maximum(first, tl.maximum(first_column - window, 0) // BLOCK_M * BLOCK_M)
-        whole = tl.maximum(whole, first_column + BLOCK_N - 1 - window)
-        partial, last = first_column + window + 1, tl.minimum(last, first_column + BLOCK_N + window)
-        partial = tl.where(partial < last, partial // BLOCK_M * BLOCK_M, last)
-    end = tl.cdiv(tl.maximum(last, first), BLOCK_M) * BLOCK_M
-    whole = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK_M) * BLOCK_M, first), end)
-    if PER_KEY:
-        columns = first_column + tl.arange(0, BLOCK_N)
-        kept = tl.load(keep + columns, mask=columns < keys, other=0) != 0
-        whole = tl.where(tl.min((kept | (columns >= keys)).to(tl.int32), 0) > 0, whole, end)
+        first = tl.maximum(first, tl.maximum(first_column - window, 0) // code.rows * code.rows)
+        whole = tl.maximum(whole, end - 1 - window)
+        partial, last = first_column + window + 1, tl.minimum(last, end + window)
+        partial = tl.where(partial < last, partial // code.rows * code.rows, last)
+    stop = tl.cdiv(tl.maximum(last, first), code.rows) * code.rows
+    whole = tl.minimum(tl.maximum(tl.cdiv(whole, code.rows) * code.rows, first), stop)
+    if code.per_key:
+        columns = first_column + tl.arange(0, code.columns)
+        kept = tl.load(head.keep.pointer + columns, mask=columns < keys, other=0) != 0
+        whole = tl.where(tl.min((kept | (columns >= keys)).to(tl.int32), 0) > 0, whole, stop)
         last = tl.where(tl.max(kept.to(tl.int32), 0) > 0, last, 0)
-    elif keep is not None:
-        whole = end
+    elif head.keep is not None:
+        whole = stop
     whole = tl.minimum(whole, last)
-    return first, whole, tl.maximum(tl.minimum(partial, last), whole), last
+    return Reach(first, whole, tl.maximum(tl.minimum(partial, last), whole), last)
 
 
 @triton.jit
-def kept_pairs(
-    keep, rows, columns, queries, keys, stride, window, PER_KEY: tl.constexpr, CAUSAL: tl.constexpr
-):  # fmt: skip
+def part_of(reach, PART: tl.constexpr):
+    """Begin and end of 0: what is cut by the window, 1: whole blocks, 2: what is cut by anything."""
+    begin = reach.first if PART == 0 else (reach.whole if PART == 1 else reach.partial)
+    end = reach.whole if PART == 0 else (reach.partial if PART == 1 else reach.last)
+    return begin, end
+
+
+@triton.jit
+def kept_pairs(head, rows, columns, code: tl.constexpr):
     """Which pairs are not masked; `rows` and `columns` broadcast to a block."""
+    queries, keys, window = head.problem.queries, head.problem.keys, head.problem.window
     kept = (rows >= 0) & (columns < keys)  # the first is always true and broadcasts to the block
-    if PER_KEY:
-        kept = kept & (tl.load(keep + columns, mask=columns < keys, other=0) != 0)
-    elif keep is not None:
-        inside = (rows < queries) & (columns < keys)
-        kept = kept & (tl.load(keep + rows.to(tl.int64) * stride + columns, mask=inside, other=0) != 0)
-    if CAUSAL:
+    if code.per_key:
+        kept = kept & (tl.load(head.keep.pointer + columns, mask=columns < keys, other=0) != 0)
+    elif head.keep is not None:
+        pointers = head.keep.pointer + rows.to(tl.int64) * head.keep.stride + columns
+        kept = kept & (tl.load(pointers, mask=(rows < queries) & (columns < keys), other=0) != 0)
+    if code.causal:
         kept = kept & (columns <= rows)
     if window is not None:
         kept = kept & (columns - rows <= window) & (rows - columns <= window)
@@ -207,32 +280,21 @@ def capped(t, cap):
 
 
 @triton.jit
-def with_terms(t, bias, rows, columns, queries, keys, stride, shift, SHIFTED: tl.constexpr):
-    """Scores in base 2 with a bias, `[rows, columns]` in base e, and with the shift of the head."""
-    if bias is not None:
-        inside = (rows < queries) & (columns < keys)
-        added = tl.load(bias + rows.to(tl.int64) * stride + columns, mask=inside, other=0.0)
-        t += added.to(tl.float32) * LOG2_E
-    if SHIFTED:
-        t += shift
+def with_terms(t, head, rows, columns):
+    """Scores in base 2 with the bias and the shift of the head."""
+    if head.bias is not None:
+        inside = (rows < head.problem.queries) & (columns < head.problem.keys)
+        pointers = head.bias.pointer + rows.to(tl.int64) * head.bias.stride + columns
+        t += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+    if head.shift is not None:
+        t += head.shift
     return t
 
 
 @triton.jit
-def shift_of(shifts, shift, h):
-    """The shift of a head in base 2: its entry in `shifts`, or the number for all heads."""
-    if shifts is not None:
-        shift = tl.load(shifts + h) * LOG2_E
-    return shift
-
-
-@triton.jit
-def hyperbolic(t, level, SIGNED: tl.constexpr):
-    """`2 sinh` and `2 cosh` of scores in base 2, both scaled by `2^-level`; for softmax `2^(t - level)` twice."""
-    rising = tl.exp2(t - level)
-    if not SIGNED:
-        return rising, rising
-    falling = tl.exp2(-t - level)
+def hyperbolic(t, level):
+    """`2 sinh` and `2 cosh` of scores in base 2, both scaled by `2^-level`."""
+    rising, falling = tl.exp2(t - level), tl.exp2(-t - level)
     return rising - falling, rising + falling
 
 
@@ -273,9 +335,9 @@ def has_small_rows(log_totals, rows):
 
 
 @triton.jit
-def dropout_keep(seed, first_row, first_column, keys, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def dropout_keep(head, rows, first_column, COLUMNS: tl.constexpr):
     """Which coefficients of a block dropout keeps, independent of the block sizes; four random numbers per draw."""
-    rows = first_row + tl.arange(0, BLOCK_M)[:, None]
-    fours = first_column // 4 + tl.arange(0, BLOCK_N // 4)[None, :]
-    a, b, c, d = tl.rand4x(seed, rows * tl.cdiv(keys, 4) + fours, PHILOX_ROUNDS)
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BLOCK_M, BLOCK_N]) >= dropout
+    fours = first_column // 4 + tl.arange(0, COLUMNS // 4)[None, :]
+    counters = rows[:, None] * tl.cdiv(head.problem.keys, 4) + fours
+    a, b, c, d = tl.rand4x(head.seed, counters, PHILOX_ROUNDS)
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [rows.shape[0], COLUMNS]) >= head.problem.dropout

@@ -1,6 +1,7 @@
 """Compares the Triton kernels with the eager path on this machine, once per kind of call, before "auto" uses them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,24 +21,20 @@ NO_DROPOUT = 1e-9  # a probability that compiles dropout without dropping any of
 
 
 class Kind(NamedTuple):
-    """What the compiled code depends on that the options of a model decide, so that the example needs no other code.
-
-    In a graph, which may be for several lengths, `few` is true for a single query only.
-    """
+    """What the compiled code depends on that the options of a model decide, so that the example needs no other code."""
 
     device: torch.device
     dtype: torch.dtype
     head_dim: int
     value_dim: int
-    signed: bool = True
     keep: str | None = "per key"  # or "per query"
     bias: torch.dtype | None = None
     capped: bool = False
-    shift: str | None = None  # of a negative mass below 1, "one" or "per head"
+    shifted: bool = False  # by a negative mass below 1
     dropped: bool = False
     causal: bool = False
     window: bool = False
-    few: bool = False
+    few: bool = False  # in a graph, which may be for several lengths, only for a single query
     gradient: bool = True
     bias_gradient: bool = False
 
@@ -52,22 +49,27 @@ def fused_agrees(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None,
 
 
 def kind_of(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Kind:
-    mass, bias, differentiable = call.negative_mass, call.bias, torch.is_grad_enabled()
-    plain = not (call.banded or call.dropout)
-    rows = query.shape[2]
-    # a graph may be for several lengths, and must not depend on them
+    rows, bias = query.shape[2], call.bias
     few = rows == 1 if torch.compiler.is_compiling() else rows * query.shape[1] <= FEW_ROWS * key.shape[1]
-    few = few and plain
+    few = few and not (call.banded or call.dropout)
     per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0) and not (few and keep.shape[1] > 1)
+    inputs = [x for x in (query, key, value, bias, call.negative_mass) if isinstance(x, Tensor)]
     return Kind(
-        query.device, query.dtype, query.shape[3], value.shape[3], call.activation == "tanhmax",
+        query.device,
+        query.dtype,
+        query.shape[3],
+        value.shape[3],
         None if keep is None else "per key" if per_key else "per query",
-        None if bias is None else bias.dtype, call.softcap is not None,
-        "per head" if isinstance(mass, Tensor) else None if mass == 1 else "one",
-        call.dropout > 0, call.causal, call.window is not None, few,
-        differentiable and any(isinstance(x, Tensor) and x.requires_grad for x in (query, key, value, bias, mass)),
-        differentiable and bias is not None and bias.requires_grad,
-    )  # fmt: skip
+        None if bias is None else bias.dtype,
+        call.softcap is not None,
+        isinstance(call.negative_mass, Tensor) or call.negative_mass != 1,
+        call.dropout > 0,
+        call.causal,
+        call.window is not None,
+        few,
+        torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
+        torch.is_grad_enabled() and bias is not None and bias.requires_grad,
+    )
 
 
 @torch.compiler.assume_constant_result
@@ -82,13 +84,14 @@ def agrees(kind: Kind) -> bool:
         return False
     from hf_bidir.kernels.fused_attention import fused_attention
 
-    if found := difference_from_eager(fused_attention, kind):
+    difference = difference_from_eager(fused_attention, kind)
+    if difference:
         logger.warning(
             f"The fused kernel of signed attention is not used for {kind.dtype}, head dimension {kind.head_dim}, on "
-            f'{kind.device}: {found}. Another exact implementation is used; attn_implementation="fused" uses the '
+            f'{kind.device}: {difference}. Another exact implementation is used; attn_implementation="fused" uses the '
             "kernel anyway."
         )
-    return not found
+    return not difference
 
 
 def _supported(kind: Kind) -> bool:
@@ -108,24 +111,28 @@ def _supported(kind: Kind) -> bool:
 def difference_from_eager(attend: Callable[..., Tensor], kind: Kind) -> str | None:
     """Compare `fused_attention`, or what stands in for it, with the eager path on a small example of this kind, also
     backward where it has gradients: a clause about the first difference or the error, None if everything matches."""
-    device, dtype = kind.device, kind.dtype
-    drawn, keep, call = example_of(kind)
+    *states, upstream = _states_of(kind)
+    keep, call = _mask_of(kind), _call_of(kind)
 
-    def computed(precision: torch.dtype, path: Callable[..., Tensor]) -> list[Tensor]:
-        *inputs, weight = (x.to(precision, copy=True) for x in drawn)
-        context = path(*(x.requires_grad_(kind.gradient) for x in inputs))
-        return [context, *(torch.autograd.grad((context * weight).sum(), inputs) if kind.gradient else ())]
+    def results(path: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(dtype, copy=True).requires_grad_(kind.gradient) for x in states]
+        context = path(*inputs)
+        if not kind.gradient:
+            return [context]
+        return [context, *torch.autograd.grad(context, inputs, upstream.to(dtype))]
 
     def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return eager_attention(query, key, value, keep, call, factors=torch.ones((), device=device))[0]
+        return eager_attention(query, key, value, keep, replace(call, dropout=0.0))[0]
 
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            exact = computed(torch.float32, eager)
-            fused = computed(dtype, lambda query, key, value: attend(query, key, value, keep, call))
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(kind.device.type, enabled=False):
+            exact = results(eager, torch.float32)
+            fused = results(lambda *inputs: attend(*inputs, keep, call), kind.dtype)
     except Exception as error:  # compilers, drivers and launches raise errors of many types
-        return f"it failed with {type(error).__name__} ({str(error).strip().partition(chr(10))[0]})"
-    names, allowed = ("output", "query gradient", "key gradient", "value gradient"), ROUNDINGS * torch.finfo(dtype).eps
+        first_line = str(error).strip().partition("\n")[0]
+        return f"it failed with {type(error).__name__} ({first_line})"
+    allowed = ROUNDINGS * torch.finfo(kind.dtype).eps
+    names = "output", "query gradient", "key gradient", "value gradient"
     for name, expected, got in zip(names, exact, fused, strict=False):
         relative = ((got.float() - expected).norm() / expected.norm()).item()
         if not relative <= allowed:
@@ -133,22 +140,30 @@ def difference_from_eager(attend: Callable[..., Tensor], kind: Kind) -> str | No
     return None
 
 
-def example_of(kind: Kind) -> tuple[list[Tensor], Tensor | None, AttentionCall]:
-    """Query, key, value and the gradient of the context, rounded to the dtype; a keep-mask; and the options."""
-    generator, device = torch.Generator().manual_seed(0), kind.device
-    rows, columns = 1 if kind.few else LENGTH, torch.arange(LENGTH)
-    shapes = ((rows, kind.head_dim), (LENGTH, kind.head_dim), (LENGTH, kind.value_dim), (rows, kind.value_dim))
-    drawn = [torch.randn(1, HEADS, *shape, generator=generator).to(device, kind.dtype) for shape in shapes]
-    keep = (columns < LENGTH - 7).expand(1, 1, 1 if kind.keep == "per key" else rows, LENGTH)
-    if kind.keep == "per query":
-        keep = keep & ((columns + torch.arange(rows)[:, None]) % 3 > 0)
-    bias, mass = None, None if kind.shift is None else 0.5
+def _states_of(kind: Kind) -> list[Tensor]:
+    """Query, key, value and the gradient of the context, rounded to the dtype."""
+    generator, rows = torch.Generator().manual_seed(0), 1 if kind.few else LENGTH
+    sizes = (rows, kind.head_dim), (LENGTH, kind.head_dim), (LENGTH, kind.value_dim), (rows, kind.value_dim)
+    return [torch.randn(1, HEADS, *size, generator=generator).to(kind.device, kind.dtype) for size in sizes]
+
+
+def _mask_of(kind: Kind) -> Tensor | None:
+    if kind.keep is None:
+        return None
+    rows, columns = torch.arange(1 if kind.few else LENGTH)[:, None], torch.arange(LENGTH)
+    padding = (columns < LENGTH - 7)[None, None, None]
+    keep = padding if kind.keep == "per key" else padding & ((columns + rows) % 3 > 0)
+    return keep.to(kind.device)
+
+
+def _call_of(kind: Kind) -> AttentionCall:
+    bias = None
     if kind.bias is not None:
-        bias = torch.randn(1, HEADS, rows, LENGTH, generator=generator).to(device, kind.bias)
-        bias.requires_grad_(kind.bias_gradient)
-    call = AttentionCall(
-        activation="tanhmax" if kind.signed else "softmax",
-        negative_mass=torch.full((HEADS, 1, 1), 0.5, device=device) if kind.shift == "per head" else mass or 1.0,
+        generator = torch.Generator().manual_seed(1)
+        bias = torch.randn(1, HEADS, 1 if kind.few else LENGTH, LENGTH, generator=generator)
+        bias = bias.to(kind.device, kind.bias).requires_grad_(kind.bias_gradient)
+    return AttentionCall(
+        negative_mass=0.5 if kind.shifted else 1.0,
         scaling=kind.head_dim**-0.5,
         dropout=NO_DROPOUT if kind.dropped else 0.0,
         causal=kind.causal,
@@ -156,4 +171,3 @@ def example_of(kind: Kind) -> tuple[list[Tensor], Tensor | None, AttentionCall]:
         bias=bias,
         softcap=2.0 if kind.capped else None,
     )
-    return drawn, None if kind.keep is None else keep.to(device), call

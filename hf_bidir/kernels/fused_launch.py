@@ -1,87 +1,87 @@
-"""Launches the Triton kernels: compiled code by a small key, and a fixed tiling for each kernel and GPU.
+"""Compiles and launches the Triton kernels: code by a small key, and a fixed tiling for each kernel and GPU.
 
 Triton's own launcher looks at the value of every argument in every call, and an autotuner compiles several tilings for
 every kind of input.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
 import torch
 from transformers.utils import logging
 
-from hf_bidir.kernels.fused_blocks import triton
-from hf_bidir.kernels.fused_kernels import (
-    decode_kernel,
-    forward_kernel,
-    key_value_gradient_kernel,
-    merge_kernel,
-    query_gradient_kernel,
-)
+from hf_bidir.kernels import fused_kernels
+from hf_bidir.kernels.fused_blocks import Code, Pairs, Rows, triton
 from hf_bidir.kernels.fused_path import INTERPRETED
-from hf_bidir.kernels.fused_tilings import ARCHITECTURES, DECODE, FP32, OTHERS, SMALL, TILINGS, Tiling
 
 logger = logging.get_logger(__name__)
 
 KERNELS = {
-    "forward": forward_kernel,
-    "query_gradient": query_gradient_kernel,
-    "key_value_gradient": key_value_gradient_kernel,
-    "decode": decode_kernel,
-    "merge": merge_kernel,
+    "forward": fused_kernels.forward_kernel,
+    "query_gradient": fused_kernels.query_gradient_kernel,
+    "key_value_gradient": fused_kernels.key_value_gradient_kernel,
+    "decode": fused_kernels.decode_kernel,
+    "merge": fused_kernels.merge_kernel,
 }
+POINTERS = {
+    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
+    torch.uint8: "*u8", torch.int64: "*i64",
+}  # fmt: skip
 SILENT_SECONDS = 2.0  # a compilation that takes longer is announced
 
-
-class Variant(NamedTuple):
-    """What a kernel is compiled for apart from its tiling; the fields are the first constants of the kernels."""
-
-    HEAD: int
-    VALUE: int
-    HEAD_PAD: int
-    VALUE_PAD: int
-    SIGNED: bool
-    EXACT: bool
-    LEVELLED: bool
-    CAUSAL: bool
-    PER_KEY: bool
-    SHIFTED: bool
-    UNIT: int
-    PRECISION: str
+Tiling = tuple[int, int, int, int]  # queries and keys of a block, warps, pipeline stages
+# By architecture or compute capability, kernel, and head dimension rounded up to 64, 128 or 256. Those for Hopper and
+# head dimensions up to 128 were measured on an H200, except the forward pass at 64, which is the one without spilled
+# registers (`benchmarks/fused_instructions.py`); the others are only compiled to fit the memory.
+# `benchmarks/fused_tilings.py --write` measures the GPU that it runs on and writes its entries.
+TILINGS_FILE = Path(__file__).with_name("tilings.json")
+# By compute capability; Blackwell has at least Hopper's memory per block, and GPUs that are not listed have Ada's.
+ARCHITECTURES = {
+    "8.0": "ampere", "8.6": "ada", "8.9": "ada", "9.0": "hopper", "10.0": "hopper", "10.3": "hopper", "12.0": "ada",
+}  # fmt: skip
+OTHERS = "ada"
+FP32: Tiling = (64, 32, 4, 2)  # three products of tf32 need more registers
+# for a GPU with less memory than the tiling of its own needs, as with a bias and large heads
+SMALL: tuple[Tiling, ...] = ((64, 32, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1))
+DECODE = ((64, 3), (32, 2), (16, 1))  # keys of a block and stages of the decode kernel
 
 
 class Ready(NamedTuple):
-    """Compiled code, the rows of a program, and the values of the kernel's constants."""
+    """Compiled code, and its constants, with the rows and columns of a block."""
 
     compiled: Any
-    rows: int
-    constants: tuple
+    code: Code
 
 
 _ready: dict[tuple, Ready] = {}
 
 
-def launch(name: str, variant: tuple, kinds: tuple, arguments: tuple, sequences: int, longest: int = 1) -> None:
-    """Run a kernel of KERNELS on all blocks of rows of `sequences` sequences, of which the longest has `longest` rows.
+def launch(name: str, arguments: tuple, code: Code, kinds: tuple, programs: tuple[int, int]) -> None:
+    """Run a kernel of KERNELS.
 
-    `variant` is a `Variant`; for "merge" its own constants, for "decode" a `Variant` and the rows of its one block.
-    `kinds` is what else compiled code depends on: the device, dtypes, and which optional arguments are None.
+    Args:
+        arguments: of the kernel, without the code; the first is the `Problem`.
+        code: without a tiling; for "decode" with the rows of its one block.
+        kinds: what else compiled code depends on: the device, dtypes, and which optional arguments are None.
+        programs: the number of sequences, and the length of each, which the kernel divides into blocks.
     """
-    if sequences * longest == 0:
-        return
-    key = (name, variant, kinds)
+    key = (name, code, kinds)
     if key not in _ready:
-        _ready[key] = _compiled(name, variant, arguments)
-    compiled, rows, constants = _ready[key]
-    grid = (sequences * -(-longest // rows), 1, 1)
+        _ready[key] = _compiled(name, arguments, code)
+    compiled, code = _ready[key]
+    sequences, length = programs
+    block = {"forward": code.rows, "query_gradient": code.rows, "key_value_gradient": code.columns}.get(name, 1)
+    grid = (sequences * -(-length // block), 1, 1)
     if _several_gpus():
-        with torch.cuda.device_of(arguments[0]):  # Triton launches kernels on the current device
-            compiled[grid](*arguments, *constants)
+        with torch.cuda.device_of(arguments[0].query.pointer):  # Triton launches kernels on the current device
+            compiled[grid](*arguments, code)
     else:
-        compiled[grid](*arguments, *constants)
+        compiled[grid](*arguments, code)
 
 
 @lru_cache
@@ -89,43 +89,72 @@ def _several_gpus() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() > 1
 
 
-def _compiled(name: str, variant: tuple, arguments: tuple) -> Ready:
+def _compiled(name: str, arguments: tuple, code: Code) -> Ready:
     """A kernel compiled for these arguments, with the first tiling for which the GPU has enough memory."""
     failure: Exception | None = None
-    for tiling in candidates(name, variant, _gpu(arguments[0].device)):
-        queries, keys, warps, stages = tiling
-        constants = variant if name == "merge" else (*variant[: len(Variant._fields)], queries, keys)
-        rows = {"decode": 1, "merge": 1, "key_value_gradient": keys}.get(name, queries)
+    query = arguments[0].query.pointer
+    for tiling in candidates(name, code, _gpu(query.device)):
+        tiled = code._replace(rows=tiling[0], columns=tiling[1])
         if INTERPRETED:
-            return Ready(KERNELS[name], rows, constants)
-        # fused multiply-add is no longer Triton's default since 3.10
-        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+            return Ready(KERNELS[name], tiled)
         try:
-            with torch.cuda.device_of(arguments[0]), _announced(name):
-                compiled = KERNELS[name].warmup(*arguments, *constants, grid=(1,), **options)
+            with torch.cuda.device_of(query), _announced(name):
+                compiled = built(name, arguments, tiled, tiling)
                 compiled[1, 1, 1]  # loads the code, and so finds out whether it fits
-            return Ready(compiled, rows, constants)
+            return Ready(compiled, tiled)
         except triton.runtime.errors.OutOfResources as error:
             failure = error
     raise ValueError(f'no tiling of the {name} kernel fits this GPU: {failure}; use "eager".')
 
 
-def candidates(name: str, variant: tuple, gpu: str) -> tuple[Tiling, ...]:
+def built(name: str, arguments: tuple, code: Code, tiling: Tiling, target: Any = None) -> Any:
+    """A kernel compiled by Triton, without specialising on the values of numbers, for the current GPU or a target."""
+    kernel, constants, aligned = KERNELS[name], {(len(arguments),): code}, {}
+    stride = "i64" if code.wide else "i32"
+
+    def type_of(argument: Any, path: tuple[int, ...]) -> Any:
+        if isinstance(argument, Rows | Pairs):
+            if isinstance(argument, Rows) and code.unit > 1:
+                aligned[(*path, 0)] = [["tt.divisibility", 16]]
+            return type(argument)(POINTERS[argument.pointer.dtype], stride, stride, stride)
+        if isinstance(argument, tuple):
+            return type(argument)(*(type_of(part, (*path, place)) for place, part in enumerate(argument)))
+        if argument is None:
+            constants[path] = None
+            return "constexpr"
+        if isinstance(argument, int | float):
+            return "i32" if isinstance(argument, int) else "fp32"
+        return POINTERS[argument.dtype]
+
+    types = [type_of(argument, (place,)) for place, argument in enumerate(arguments)]
+    signature = dict(zip(kernel.arg_names, [*types, "constexpr"], strict=True))
+    source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
+    *_, warps, stages = tiling
+    # fused multiply-add is no longer Triton's default since 3.10
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    return triton.compile(source, target=target, options=options)
+
+
+def candidates(name: str, code: Code, gpu: str) -> tuple[Tiling, ...]:
     """The tilings to try, the best first; `gpu` is a compute capability or an architecture."""
     if name == "merge":
         return ((0, 0, 4, 1),)
     if name == "decode":
-        *_, rows = variant
-        return tuple((rows, keys, 4, stages) for keys, stages in (((16, 1),) if INTERPRETED else DECODE))
+        return tuple((code.rows, keys, 4, stages) for keys, stages in (((16, 1),) if INTERPRETED else DECODE))
     if INTERPRETED:
         return ((16, 16, 4, 1),)
-    compiled_for = Variant(*variant)
-    if compiled_for.EXACT:
+    if code.exact:
         return (FP32, *SMALL)
-    mode = "tanhmax" if compiled_for.SIGNED else "softmax"
-    size = max(64, compiled_for.HEAD_PAD, compiled_for.VALUE_PAD)
-    entry = f"{name} {mode} {size}"
-    return (TILINGS.get(f"{gpu} {entry}") or TILINGS[f"{ARCHITECTURES.get(gpu, OTHERS)} {entry}"], *SMALL)
+    entry = f"{name} {max(64, code.head_pad, code.value_pad)}"
+    tiling = tilings().get(f"{gpu} {entry}") or tilings()[f"{ARCHITECTURES.get(gpu, OTHERS)} {entry}"]
+    return (tiling, *SMALL)
+
+
+@lru_cache
+def tilings() -> dict[str, Tiling]:
+    """The entries of TILINGS_FILE, such as "hopper forward 64" or "10.0 forward 64"."""
+    entries = json.loads(TILINGS_FILE.read_text(encoding="utf-8"))
+    return {entry: tuple(tiling) for entry, tiling in entries.items()}
 
 
 def _gpu(device: torch.device) -> str:
@@ -133,7 +162,7 @@ def _gpu(device: torch.device) -> str:
     if INTERPRETED:
         return OTHERS
     capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    if capability in ARCHITECTURES or any(entry.startswith(f"{capability} ") for entry in TILINGS):
+    if capability in ARCHITECTURES or any(entry.startswith(f"{capability} ") for entry in tilings()):
         return capability
     logger.warning_once(f"signed attention: no tilings for compute capability {capability}; uses those of {OTHERS}.")
     return OTHERS

@@ -6,6 +6,7 @@ Imports no Triton: the kernels are imported by the first call that uses them.
 import os
 from importlib.util import find_spec
 from shutil import which
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from hf_bidir.modeling.attention import (
     softmax_attention,
 )
 from hf_bidir.modeling.attention_call import AttentionCall
+from hf_bidir.modeling.eager_attention import eager_attention
 
 HAS_TRITON = find_spec("triton") is not None
 # Triton compiles its kernel launchers with the system's C compiler.
@@ -42,24 +44,26 @@ def fused_obstacle() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no GPU"
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    from hf_bidir.kernels.fused_attention import attend_fused
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+    if call.activation == "softmax":  # softmax layers beside signed ones
+        attention = _eager if call.terms else softmax_attention
+        return attention(query, key, value, keep, call)
+    from hf_bidir.kernels.fused_attention import fused_attention
 
-    return attend_fused(query, key, value, keep, call, captured=torch.compiler.is_compiling())
+    return fused_attention(query, key, value, keep, call)
 
 
-def _preferred(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
+def _eager(*inputs: Any) -> Tensor:
+    return eager_attention(*inputs)[0]
+
+
+def _prefers_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
     """The reason for a call in half precision that the kernels compute on this GPU, where they match the formula."""
-    if query.device.type != "cuda" or call.activation not in ("tanhmax", "softmax") or call.sinks is not None:
+    if query.device.type != "cuda" or call.activation != "tanhmax" or call.sinks is not None:
         return None
     from hf_bidir.kernels.fused_check import fused_agrees
 
     return f"{query.dtype} on cuda" if fused_agrees(query, key, value, keep, call) else None
-
-
-def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    attention = softmax_attention if call.activation == "softmax" else chunked_attention
-    return attention(query, key, value, keep, call)
 
 
 def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
@@ -70,6 +74,11 @@ def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     if call.terms or has_zero(call.negative_mass) or (device == "cuda" and call.dropout == 0):
         return None
     return f"linear memory{' with dropout' if call.dropout else ''} on {device}"
+
+
+def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+    attention = softmax_attention if call.activation == "softmax" else chunked_attention
+    return attention(query, key, value, keep, call)
 
 
 def _attend_lifted(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -87,5 +96,7 @@ def _attend_lifted(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | Non
 
 
 IMPLEMENTATIONS["lift"] = Implementation(_attend_lifted, dropout=False)
-IMPLEMENTATIONS["fused"] = Implementation(_attend, terms=("bias", "softcap"), softmax_heads=True, preferred=_preferred)
+IMPLEMENTATIONS["fused"] = Implementation(
+    _attend_fused, terms=("bias", "softcap"), softmax_heads=True, preferred=_prefers_fused
+)
 IMPLEMENTATIONS["chunked"] = Implementation(_attend_chunked, preferred=_prefers_chunked)

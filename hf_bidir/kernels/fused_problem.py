@@ -1,13 +1,12 @@
-"""The inputs of the fused kernels, and the arguments that the kernels of one call share."""
+"""What one call gives to the Triton kernels: its tensors and numbers, and what their compiled code depends on."""
 
 import math
-from functools import reduce
-from operator import or_
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hf_bidir.kernels.fused_blocks import Code, Pairs, Problem, Rows
 from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 LOG2_E = math.log2(math.e)
@@ -15,9 +14,9 @@ UNIT = 8  # numbers; rows that begin at multiples of it can be loaded 16 bytes a
 
 
 class Inputs(NamedTuple):
-    """The inputs of the kernels: tensors, boundaries of packed examples, and the numbers of `AttentionCall`.
+    """The inputs of the operators: those of `fused_attention`, with the numbers of the `AttentionCall`.
 
-    The shift of the scores that stands for the negative mass is `shifts` `[heads]`, or `shift` for all heads.
+    `shifts` `[heads]` is added to the scores and stands for the negative mass.
     """
 
     query: Tensor
@@ -27,85 +26,103 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     shifts: Tensor | None
     seed: Tensor | None
-    cu_seqlens: Tensor | None
-    cu_seqlens_k: Tensor | None
-    max_seqlen: int
-    max_seqlen_k: int
-    signed: bool
     scaling: float
-    shift: float
     cap: float | None
     dropout: float
     causal: bool
     window: int | None
 
 
-class Problem:
-    """The arguments that the kernels of one call share, and what their compiled code depends on, from `Inputs` and, in
-    the backward pass, the gradient of the context. Without loops, because every call makes one or two of these."""
+class Prepared(NamedTuple):
+    """What the kernels of one call share."""
 
-    def __init__(self, inputs: tuple, upstream: Tensor | None = None):
-        given = Inputs._make(inputs)
-        query, key, value, starts = given.query, given.key, given.value, given.cu_seqlens
-        (batch, heads, queries, head_dim), value_dim = query.shape, value.shape[3]
-        key_heads, keys = key.shape[1:3]
-        # the kernels support any strides but that of the last dimension
-        query = query if query.stride(3) == 1 else query.contiguous()
-        key = key if key.stride(3) == 1 else key.contiguous()
-        value = value if value.stride(3) == 1 else value.contiguous()
-        strides, size = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]), query.element_size()
-        bits = (query.data_ptr() | key.data_ptr() | value.data_ptr()) // size
-        if upstream is not None:
-            upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()
-            strides, bits = (*strides, *upstream.stride()[:3]), bits | upstream.data_ptr() // size
-        unit = 1 if reduce(or_, strides, bits) % UNIT else UNIT
-        keep, bias = given.keep, given.bias
-        per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0)
-        mask, mask_strides, bias_strides = None, NO_STRIDES, NO_STRIDES
-        if keep is not None:
-            keep = keep if keep.stride(3) == 1 else keep.contiguous()
-            mask, mask_strides = keep.view(torch.uint8), strides_of(keep)
-        if bias is not None:
-            bias = bias if bias.stride(3) == 1 else bias.contiguous()
-            bias_strides = strides_of(bias)
-        self.states, self.upstream = (query, key, value), upstream
-        self.optional = (mask, bias, given.shifts, given.seed, starts, given.cu_seqlens_k)
-        self.strides = (*strides, *mask_strides, *bias_strides)
-        groups = heads // key_heads
-        self.head_counts, self.lengths = (heads, groups), (given.max_seqlen, given.max_seqlen_k)
-        self.sequences = heads * (batch if starts is None else len(starts) - 1)
-        cap = None if given.cap is None else given.cap * LOG2_E
-        dropout = 0.0 if given.seed is None else given.dropout  # never an int: the code would not be compiled for it
-        self.numbers = (queries, keys, given.scaling * LOG2_E, given.shift * LOG2_E, cap, dropout, given.window)
-        plain = given.seed is None and starts is None and not given.causal and given.window is None
-        self.few_rows = plain and queries * groups <= FEW_ROWS
-        if self.few_rows and keep is not None and keep.shape[1] > 1:
-            per_key = False  # the kernel for few queries holds several heads in a block
-        dtype, signed = query.dtype, given.signed
-        shifted = given.shifts is not None or given.shift != 0
-        self.variant = (  # fields of `Variant`
-            head_dim, value_dim, 1 << (head_dim - 1).bit_length(), 1 << (value_dim - 1).bit_length(), signed,
-            dtype == torch.float32, not signed or dtype != torch.bfloat16, given.causal, per_key, shifted, unit,
-            "tf32" if dtype == torch.float16 else _precision(dtype),
-        )  # fmt: skip
-        self.kinds = (
-            query.device, dtype, None if bias is None else bias.dtype, mask is None, given.shifts is None,
-            given.seed is None, starts is None, cap is None, given.window is None, wide(self.strides),
-        )  # fmt: skip
+    problem: Problem
+    upstream: Rows | None  # the gradient of the context
+    code: Code
+    kinds: tuple  # the device, dtypes, and which optional arguments are None
 
 
-NO_STRIDES = (0, 0, 0)
+def prepared(inputs: Inputs, upstream: Tensor | None = None) -> Prepared:
+    """The arguments of the kernels for checked inputs."""
+    problem = _problem(inputs)
+    grad_context = None if upstream is None else rows_of(upstream)
+    optional = problem.keep, problem.shifts, problem.seed, problem.cap, problem.window
+    kinds = (
+        inputs.query.device,
+        inputs.query.dtype,
+        None if inputs.bias is None else inputs.bias.dtype,
+        *[argument is None for argument in optional],
+    )
+    return Prepared(problem, grad_context, _code(inputs, problem, grad_context), kinds)
 
 
-def wide(strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides if one needs 64 bits: code is compiled for the widths of integers; else None."""
-    return strides if max(strides) >= 2**31 else None
+def has_few_rows(inputs: Inputs) -> bool:
+    """Whether one block of the decode kernel computes the queries of all heads that share keys."""
+    plain = inputs.seed is None and not inputs.causal and inputs.window is None
+    return plain and inputs.query.shape[1] * inputs.query.shape[2] <= FEW_ROWS * inputs.key.shape[1]
 
 
-def strides_of(x: Tensor) -> tuple[int, int, int]:
-    """The first three strides of a mask or a bias, 0 where it is broadcast."""
-    (batch, heads, rows, _), (stride_z, stride_h, stride_n, _) = x.shape, x.stride()
-    return stride_z if batch > 1 else 0, stride_h if heads > 1 else 0, stride_n if rows > 1 else 0
+def _problem(inputs: Inputs) -> Problem:
+    _, heads, queries, _ = inputs.query.shape
+    key_heads, keys = inputs.key.shape[1:3]
+    return Problem(
+        rows_of(inputs.query),
+        rows_of(inputs.key),
+        rows_of(inputs.value),
+        None if inputs.keep is None else pairs_of(inputs.keep.view(torch.uint8)),
+        None if inputs.bias is None else pairs_of(inputs.bias),
+        inputs.shifts,
+        inputs.seed,
+        heads,
+        heads // key_heads,
+        queries,
+        keys,
+        inputs.scaling * LOG2_E,
+        None if inputs.cap is None else inputs.cap * LOG2_E,
+        None if inputs.seed is None else inputs.dropout,
+        inputs.window,
+    )
+
+
+def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
+    head_size, value_size, dtype = inputs.query.shape[3], inputs.value.shape[3], inputs.query.dtype
+    places, widest = head_size | value_size, 0
+    for rows in (problem.query, problem.key, problem.value, upstream or problem.query):
+        pointer, *strides = rows
+        places |= pointer.data_ptr() // pointer.element_size() | strides[0] | strides[1] | strides[2]
+        widest = max(widest, *strides)
+    for pairs in (problem.keep, problem.bias):
+        widest = widest if pairs is None else max(widest, *pairs[1:])
+    keep = inputs.keep
+    per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0)
+    if per_key and has_few_rows(inputs):  # a block of few queries holds several heads
+        per_key = keep.shape[1] == 1
+    return Code(
+        head_size,
+        value_size,
+        1 << (head_size - 1).bit_length(),
+        1 << (value_size - 1).bit_length(),
+        exact=dtype == torch.float32,
+        levelled=dtype != torch.bfloat16,
+        causal=inputs.causal,
+        per_key=per_key,
+        unit=1 if places % UNIT else UNIT,
+        wide=widest >= 2**31,
+        precision=_precision(dtype),
+    )
+
+
+def rows_of(x: Tensor) -> Rows:
+    x = x if x.stride(3) == 1 else x.contiguous()
+    per_example, per_head, per_row, _ = x.stride()
+    return Rows(x, per_example, per_head, per_row)
+
+
+def pairs_of(x: Tensor) -> Pairs:
+    """A mask or a bias, with a stride of 0 where it is broadcast."""
+    x = x if x.stride(3) == 1 else x.contiguous()
+    strides = (stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride(), strict=False))
+    return Pairs(x, *strides)
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -1,23 +1,19 @@
 """benchmarks/fused_tilings.py: which tiling it chooses, and what it writes into the table of tilings."""
 
-import inspect
-
-import pytest
+import json
+import shutil
+from pathlib import Path
 
 import benchmarks.fused_tilings
-from hf_bidir.kernels import fused_tilings
-
-ENTRY = "hopper forward tanhmax 64"
+from hf_bidir.kernels.fused_launch import TILINGS_FILE, candidates, tilings
 
 
-def test_a_measured_tiling_replaces_its_entry_and_nothing_else():
-    text = inspect.getsource(fused_tilings)
-    new = benchmarks.fused_tilings.rewritten(text, {ENTRY: (32, 16, 2, 5)})
-    variables = {"__file__": fused_tilings.__file__}
-    exec(new, variables)
-    assert variables["TILINGS"] == fused_tilings.TILINGS | {ENTRY: (32, 16, 2, 5)}
-    with pytest.raises(ValueError, match='expected one entry "volta forward tanhmax 64"'):
-        benchmarks.fused_tilings.rewritten(text, {"volta forward tanhmax 64": (32, 16, 2, 5)})
+def test_a_measured_tiling_replaces_its_entry_and_nothing_else(tmp_path):
+    file = Path(shutil.copy(TILINGS_FILE, tmp_path))
+    for entry in ("hopper forward 64", "10.0 forward 64"):
+        benchmarks.fused_tilings.write_entry(file, entry, (32, 16, 2, 5))
+    written = {entry: tuple(tiling) for entry, tiling in json.loads(file.read_text()).items()}
+    assert written == tilings() | dict.fromkeys(("hopper forward 64", "10.0 forward 64"), (32, 16, 2, 5))
 
 
 def test_the_fastest_tiling_ran_at_every_length():
@@ -29,8 +25,9 @@ def test_the_fastest_tiling_ran_at_every_length():
 def test_only_the_named_kernel_gets_another_tiling_for_a_while():
     from hf_bidir.kernels import fused_launch
 
-    decode = fused_launch.candidates("decode", (16,), "hopper")
+    code = fused_launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, "tf32", rows=16)
+    decode, merge = (candidates(name, code, "hopper") for name in ("decode", "merge"))
     with benchmarks.fused_tilings.only_tiling("merge", (32, 16, 2, 5)):
-        assert fused_launch.candidates("merge", (), "hopper") == ((32, 16, 2, 5),)
-        assert fused_launch.candidates("decode", (16,), "hopper") == decode
-    assert fused_launch.candidates("merge", (), "hopper") == ((0, 0, 4, 1),)
+        assert fused_launch.candidates("merge", code, "hopper") == ((32, 16, 2, 5),)
+        assert fused_launch.candidates("decode", code, "hopper") == decode
+    assert fused_launch.candidates("merge", code, "hopper") == merge

@@ -17,7 +17,7 @@ from transformers.utils.import_utils import is_kernels_available
 
 from hf_bidir import signed
 from hf_bidir.deploy.kernel import load_kernel
-from hf_bidir.kernels.fused_tilings import TILINGS
+from hf_bidir.kernels.fused_launch import tilings
 from tests.tiny_models import inputs_of, logits_of, stock_model
 
 ROOT = Path(__file__).parents[2]
@@ -73,29 +73,24 @@ def test_its_configuration_and_files_are_what_the_kernels_library_of_this_versio
 
 
 def test_its_tilings_are_those_of_the_package_and_its_json_file_adds_those_of_another_gpu(built, tmp_path, monkeypatch):
-    assert importlib.import_module(f"{load_kernel(built).__name__}.fused_tilings").TILINGS == TILINGS
+    kernel = load_kernel(built)
+    assert importlib.import_module(f"{kernel.__name__}.fused_launch").tilings() == tilings()
     folder = renamed(built, tmp_path / "tuned")
+    entries = tilings() | {"7.0 forward 64": [32, 16, 4, 1]}
     for variant in folder.glob("build/*"):
-        (variant / "tilings.json").write_text('{"7.0 forward tanhmax 64": [32, 16, 4, 1]}')
+        (variant / "tilings.json").write_text(json.dumps(entries))
     launch = importlib.import_module(f"{load_kernel(folder).__name__}.fused_launch")
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    variant = launch.Variant(*(64 if name.endswith("PAD") else name == "SIGNED" for name in launch.Variant._fields))
+    code = launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, "tf32")
     gpu = launch._gpu(torch.device("cuda"))
-    assert launch.candidates("forward", variant, gpu)[0] == (32, 16, 4, 1)
-
-
-def test_an_entry_of_its_json_file_that_is_no_tiling_is_named(built, tmp_path):
-    folder = renamed(built, tmp_path / "broken")
-    for variant in folder.glob("build/*"):
-        (variant / "tilings.json").write_text('{"7.0 forward tanhmax 64": [32, 16]}')
-    with pytest.raises(ValueError, match=r"expected entries such as .* in .*tilings.json: not enough values"):
-        importlib.import_module(f"{load_kernel(folder).__name__}.fused_tilings")
+    assert launch.candidates("forward", code, gpu)[0] == (32, 16, 4, 1)
+    assert launch.candidates("query_gradient", code, gpu)[0] == tilings()["ada query_gradient 64"]
 
 
 def test_it_holds_the_files_of_the_package(built):
     names = {path.name for path in (built / "build/torch-cuda").glob("*.py")}
-    assert {"attention.py", "packed_attention.py", "fused_kernels.py"} <= names
+    assert {"attention.py", "fused_kernels.py"} <= names
     assert not {"signed_layers.py", "backends.py", "interventions.py"} & names
 
 

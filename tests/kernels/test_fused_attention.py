@@ -6,6 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_bidir import bidir_attention
+from hf_bidir.modeling.attention import attend
+from hf_bidir.modeling.attention_call import attention_call
 from tests.kernels.fused_inputs import (
     DEVICE,
     HALF,
@@ -109,7 +111,7 @@ def test_a_head_of_small_scores_keeps_the_digits_of_its_values_gradient_beside_o
     "options",
     [
         {"scaling": -0.5},
-        {"scaling": 0.0, "activation": "softmax"},
+        {"scaling": 0.0},
         {"negative_mass": [0.0, 1.0]},
         {"negative_mass": torch.tensor(0.5, device=DEVICE)},
     ],
@@ -129,11 +131,10 @@ def test_the_negative_mass_of_every_head_gets_its_gradient():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
-def test_a_nan_score_affects_only_its_own_query(activation, bad):
+def test_a_nan_score_affects_only_its_own_query(bad):
     query, key, value = (t.detach().clone() for t in projections())
     query[0, 1, 5, 0] = bad
-    spoilt = bidir_attention(query, key, value, activation=activation, implementation="fused")[0].isnan().any(-1)
+    spoilt = bidir_attention(query, key, value, implementation="fused")[0].isnan().any(-1)
     assert spoilt[0, 1, 5]
     assert spoilt.sum() == 1
 
@@ -184,10 +185,16 @@ def test_few_queries_over_many_keys_err_at_most_twice_as_much_as_the_eager_path(
     assert_exact(grouped(queries, dtype=dtype), mask(kind, 2, 4, queries, KEYS), negative_mass=0.3)
 
 
-@pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
-def test_heads_of_different_masses_and_softmax_are_merged_alike(activation):
-    options = {"negative_mass": [0.0, 0.3, 1.0, 0.5], "activation": activation}
-    assert_agree(grouped(2), mask("padding", 2, 4, 2, KEYS), **options)
+def test_heads_of_different_masses_are_merged_alike():
+    assert_agree(grouped(2), mask("padding", 2, 4, 2, KEYS), negative_mass=[0.0, 0.3, 1.0, 0.5])
+
+
+def test_softmax_layers_beside_signed_ones_are_computed_too():
+    inputs, keep = projections(), mask("an empty example", 2, 2, 20, 18)
+    assert_agree(inputs, keep, activation="softmax")
+    capped = attention_call(*inputs[:2], activation="softmax", softcap=0.5)
+    results = [attend(*inputs, keep, capped, path)[0] for path in ("fused", "eager")]
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("size", [1e-6, 60.0])

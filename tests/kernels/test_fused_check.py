@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_o
 @pytest.mark.parametrize(
     "options",
     [
-        {"keep": "per query", "shift": "one", "value_dim": 16},
-        {"keep": None, "signed": False, "dropped": True, "causal": True},
-        {"bias": torch.float32, "capped": True, "window": True},
-        {"few": True, "shift": "per head", "gradient": False},
+        {"keep": "per query", "shifted": True, "value_dim": 16},
+        {"keep": None, "dropped": True, "causal": True},
+        {"bias": torch.float32, "bias_gradient": True, "capped": True, "window": True},
+        {"few": True, "shifted": True, "gradient": False},
     ],
     ids=str,
 )
@@ -34,7 +34,7 @@ def test_the_kernels_match_the_eager_path_in_calls_of_every_kind(options):
 def test_the_kind_of_a_call_says_what_its_code_depends_on():
     query, key = torch.randn(1, 4, 1, 32, dtype=torch.float16), torch.randn(1, 2, 9, 32, dtype=torch.float16)
     call = replace(attention_call(query, key), negative_mass=0.3)
-    expected = Kind(query.device, query.dtype, 32, 32, keep=None, shift="one", few=True, gradient=False)
+    expected = Kind(query.device, query.dtype, 32, 32, keep=None, shifted=True, few=True, gradient=False)
     assert kind_of(query, key, key, None, call) == expected
     keep = torch.ones(1, 1, 40, 9, dtype=torch.bool)
     many, expected = query.expand(1, 4, 40, 32), expected._replace(few=False, keep="per query", dropped=True)

@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
 from hf_bidir.kernels import fused_launch
-from hf_bidir.kernels.fused_launch import Variant
-from hf_bidir.kernels.fused_tilings import ARCHITECTURES, OTHERS
+from hf_bidir.kernels.fused_blocks import Code, Problem, Rows
+from hf_bidir.kernels.fused_launch import ARCHITECTURES, OTHERS
 
-VARIANT = Variant(64, 64, 64, 64, True, False, False, False, False, False, 8, "tf32")
+CODE = Code(64, 64, 64, 64, False, False, False, False, 8, False, "tf32")
+ROWS = Rows(torch.zeros(1), 1, 1, 1)
+ARGUMENTS = (Problem(ROWS, ROWS, ROWS, *[None] * 12),)
 
 
 class Compiled:
@@ -30,44 +32,39 @@ class Compiled:
         return self
 
 
-class Kernel:
-    def __init__(self):
-        self.tried = []
-
-    def warmup(self, *arguments, grid, **options):
-        self.tried.append(arguments[-2])
-        return Compiled(arguments[-2])
-
-
 @pytest.fixture
-def kernel(monkeypatch):
-    """A kernel that is compiled as on a Hopper GPU, though there may be none."""
-    stand_in = Kernel()
+def tried(monkeypatch):
+    """The rows of the blocks for which a kernel is compiled as on a Hopper GPU, though there may be none."""
+    rows = []
+
+    def built(name, arguments, code, tiling):
+        rows.append(code.rows)
+        return Compiled(code.rows)
+
     monkeypatch.setattr(fused_launch, "INTERPRETED", False)
     monkeypatch.setattr(fused_launch, "_gpu", lambda device: "hopper")
-    monkeypatch.setitem(fused_launch.KERNELS, "forward", stand_in)
-    return stand_in
+    monkeypatch.setattr(fused_launch, "built", built)
+    return rows
 
 
-def test_every_architecture_has_a_tiling_for_every_kernel_mode_and_head_dimension(monkeypatch):
+def test_every_architecture_has_a_tiling_for_every_kernel_and_head_dimension(monkeypatch):
     monkeypatch.setattr(fused_launch, "INTERPRETED", False)
     names, architectures = ("forward", "query_gradient", "key_value_gradient"), {*ARCHITECTURES.values(), OTHERS}
-    for name, architecture, signed, size in product(names, architectures, (True, False), (16, 64, 128, 256)):
-        variant = VARIANT._replace(SIGNED=signed, HEAD_PAD=size)
-        best, *smaller = fused_launch.candidates(name, variant, architecture)
+    for name, architecture, size in product(names, architectures, (16, 64, 128, 256)):
+        best, *smaller = fused_launch.candidates(name, CODE._replace(head_pad=size), architecture)
         assert best[0] * best[1] >= smaller[-1][0] * smaller[-1][1]
 
 
-def test_a_tiling_that_does_not_fit_gives_way_to_a_smaller_one(kernel):
-    ready = fused_launch._compiled("forward", VARIANT, (torch.zeros(1),))
-    assert kernel.tried == [128, 64]
-    assert ready.rows == 64
+def test_a_tiling_that_does_not_fit_gives_way_to_a_smaller_one(tried):
+    ready = fused_launch._compiled("forward", ARGUMENTS, CODE)
+    assert tried == [128, 64]
+    assert ready.code.rows == 64
 
 
-def test_a_gpu_on_which_no_tiling_fits_is_told_to_use_another_path(kernel, monkeypatch):
+def test_a_gpu_on_which_no_tiling_fits_is_told_to_use_another_path(tried, monkeypatch):
     monkeypatch.setattr(fused_launch, "candidates", lambda *_: ((128, 64, 4, 2),))
-    with pytest.raises(ValueError, match=r'no tiling of the forward kernel fits this GPU: .*use "eager"'):
-        fused_launch._compiled("forward", VARIANT, (torch.zeros(1),))
+    with pytest.raises(ValueError, match=r"no tiling of the forward kernel fits this GPU: .*shared memory"):
+        fused_launch._compiled("forward", ARGUMENTS, CODE)
 
 
 def test_only_a_compilation_that_takes_long_is_announced(monkeypatch, caplog):

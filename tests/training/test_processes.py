@@ -88,11 +88,11 @@ def test_accumulated_batches_learn_what_one_batch_learns(alone, texts, tmp_path)
     torch.testing.assert_close(losses(tmp_path / "accumulated"), alone, atol=1e-4, rtol=0)
 
 
-def test_tensor_parallelism_gives_each_process_the_negative_masses_of_its_heads(tmp_path):
+def test_tensor_parallelism_divides_the_heads_of_signed_layers(tmp_path):
     pytest.importorskip("transformers.distributed.tensor_parallel")  # in recent versions
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
     torch.save(ids, tmp_path / "ids.pt")
-    models = {"softmax": signed(stock_model("llama"), 0.0), "by_head": signed(stock_model("llama"), BY_HEAD)}
+    models = {"softmax": signed(stock_model("llama"), 0.0), "by_layer": signed(stock_model("llama"), [0.3, 0.7])}
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
     script = tmp_path / "divide.py"
