@@ -32,10 +32,8 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | 
     """TanhMax attention of checked inputs, as in `bidir_attention`; computed in fp32 or fp64, differentiable once."""
     seed = int(torch.randint(2**62, ())) if call.dropout > 0 else 0
     plan = Plan(keep, call, seed, torch.get_num_threads())
-    mass = call.negative_mass
-    shift = None if type(mass) is float and mass == 1 else call.shift(query)
     with torch.autocast(query.device.type, enabled=False):
-        return _Chunked.apply(query, key, value, shift, plan)
+        return _Chunked.apply(query, key, value, call.shift(query), plan)
 
 
 def refuse_second_derivatives() -> None:
