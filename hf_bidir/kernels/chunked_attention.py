@@ -156,6 +156,7 @@ class _Problem:
         if self.keep is not None:
             self.keep = self.keep.unsqueeze(2) if self.keep.shape[1] == 1 else self.grouped(self.keep)
         self.on_cpu = query.device.type == "cpu"
+        self.threads = min(key.shape[1], plan.threads) if self.on_cpu else 1
         self.dtype = compute_dtype(query.dtype)
 
     def grouped(self, x: Tensor) -> Tensor:
@@ -177,9 +178,10 @@ class _Problem:
             rows = slice(first, min(first + piece_rows, queries))
             columns = reach(call, rows, keys)
             pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
-            examples, piece_heads = max(1, budget // (pairs * heads)), heads
-            if budget < pairs * heads:
-                piece_heads = self.heads_per_piece(budget // pairs)
+            examples, piece_heads = budget // (pairs * heads), heads
+            if examples == 0:  # two threads take as long for three heads as for four
+                fitting = budget // pairs
+                examples, piece_heads = 1, max(fitting - fitting % self.threads, self.threads)
             band = self.band_factors(rows, columns) if self.keep is None else []
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
@@ -188,11 +190,6 @@ class _Problem:
                     if self.keep is not None:
                         kept, factors = self.masked((*part, slice(0, groups), rows, columns))
                     yield Piece((*part, EVERY, rows), (*part, kept), factors)
-
-    def heads_per_piece(self, fitting: int) -> int:
-        """The most heads that fit, a multiple of the threads: two threads take as long for three heads as for four."""
-        threads = min(self.key.shape[1], self.plan.threads) if self.on_cpu else 1
-        return max(fitting - fitting % threads, threads)
 
     def masked(self, index: tuple[slice, ...]) -> tuple[slice, list[tuple[slice, Tensor]]]:
         """The columns without those before the first and after the last kept key, and the mask as factors.
@@ -216,20 +213,14 @@ class _Problem:
         return columns, [(EVERY, keep.to(self.dtype))]
 
     def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
-        """The parts of `columns`, relative to its start, in which causality or the window drops a pair."""
-        if not self.call.banded:
+        """The part of `columns`, relative to its start, in which causality or the window drops a pair."""
+        first = columns.start
+        if self.call.window is None:  # up to the diagonal, causality drops no pair
+            first = max(first, rows.start + 1)
+        if not self.call.banded or first >= columns.stop:
             return []
-        window, ahead = self.call.window, 0 if self.call.causal else self.call.window
-        # no pair is dropped between `first` and `last`; both may lie outside the columns if a mask leaves only a few
-        first = columns.start if window is None else rows.stop - 1 - window
-        first = min(max(columns.start, first), columns.stop)
-        last = max(first, rows.start + 1 + ahead)
-        factors = []
-        for part in (slice(columns.start, first), slice(last, columns.stop)):
-            if part.start < part.stop:
-                band = self.call.band(rows, part, self.key.device).to(self.dtype)
-                factors.append((slice(part.start - columns.start, part.stop - columns.start), band))
-        return factors
+        band = self.call.band(rows, slice(first, columns.stop), self.key.device)
+        return [(slice(first - columns.start, None), band.to(self.dtype))]
 
     def hyperbolic(self, piece: Piece, mode: str | None = None) -> tuple[Tensor, Tensor, str]:
         """sinh and cosh of the scores, `[examples, key heads, groups * rows, columns]`, and the mode; 0 where masked.

@@ -5,11 +5,8 @@ every kind of input.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from threading import Timer
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +29,6 @@ POINTERS = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
     torch.uint8: "*u8", torch.int64: "*i64",
 }  # fmt: skip
-SILENT_SECONDS = 2.0  # a compilation that takes longer is announced
 
 Tiling = tuple[int, int, int, int]  # queries and keys of a block, warps, pipeline stages
 # By architecture or compute capability, kernel, and head dimension rounded up to 64, 128 or 256. Those for Hopper and
@@ -97,8 +93,9 @@ def _compiled(name: str, arguments: tuple, code: Code) -> Ready:
         tiled = code._replace(rows=tiling[0], columns=tiling[1])
         if INTERPRETED:
             return Ready(KERNELS[name], tiled)
+        logger.info(f"signed attention: compiling the {name} kernel for this GPU")
         try:
-            with torch.cuda.device_of(query), _announced(name):
+            with torch.cuda.device_of(query):
                 compiled = built(name, arguments, tiled, tiling)
                 compiled[1, 1, 1]  # loads the code, and so finds out whether it fits
             return Ready(compiled, tiled)
@@ -166,16 +163,3 @@ def _gpu(device: torch.device) -> str:
         return capability
     logger.warning_once(f"signed attention: no tilings for compute capability {capability}; uses those of {OTHERS}.")
     return OTHERS
-
-
-@contextmanager
-def _announced(name: str) -> Iterator[None]:
-    """Log one line if what happens inside takes longer than SILENT_SECONDS."""
-    text = f"signed attention: compiling the {name} kernel for this GPU; Triton keeps it on disk for later runs."
-    timer = Timer(SILENT_SECONDS, logger.warning, (text,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -1,4 +1,4 @@
-"""The implementations "fused", "chunked", and "lift" in blocks, which this file enters in modeling/attention.py.
+"""The implementations "fused" and "chunked", which this file enters in modeling/attention.py.
 
 Imports no Triton: the kernels are imported by the first call that uses them.
 """
@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.chunked_attention import chunked_attention, reach
+from hf_bidir.kernels.chunked_attention import chunked_attention
 from hf_bidir.modeling.attention import (
     IMPLEMENTATIONS,
     Implementation,
     has_zero,
-    lifted,
-    lifted_attention,
     softmax_attention,
 )
 from hf_bidir.modeling.attention_call import AttentionCall
@@ -29,7 +27,6 @@ HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang"
 # Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 HEAD_DIMS = (16, 256)  # smallest and largest head dimension
-LIFT_ROWS = 512  # queries per SDPA call if keys depend on the query's position; bounds the memory of the mask
 FEW_ROWS = 64  # queries of all heads that share keys, up to which a kernel for few queries computes them in one block
 
 
@@ -63,7 +60,8 @@ def _prefers_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | Non
         return None
     from hf_bidir.kernels.fused_check import fused_agrees
 
-    return f"{query.dtype} on cuda" if fused_agrees(query, key, value, keep, call) else None
+    one_dtype = query.dtype == key.dtype == value.dtype
+    return f"{query.dtype} on cuda" if one_dtype and fused_agrees(query, value) else None
 
 
 def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
@@ -81,21 +79,6 @@ def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | No
     return attention(query, key, value, keep, call)
 
 
-def _attend_lifted(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    """`lifted_attention`; with causality or a window, blocks of queries are computed with the keys in their reach."""
-    # a loop over blocks would fix the lengths of an exported graph
-    if call.activation == "softmax" or not call.banded or torch.compiler.is_exporting():
-        return lifted_attention(query, key, value, keep, call)
-    contexts = []
-    for first in range(0, query.shape[2], LIFT_ROWS):
-        rows = slice(first, min(first + LIFT_ROWS, query.shape[2]))
-        columns = reach(call, rows, key.shape[2])
-        mask = call.mask(keep, rows, columns, query.device)
-        contexts.append(lifted(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, call))
-    return torch.cat(contexts, 2)
-
-
-IMPLEMENTATIONS["lift"] = Implementation(_attend_lifted, dropout=False)
 IMPLEMENTATIONS["fused"] = Implementation(
     _attend_fused, terms=("bias", "softcap"), softmax_heads=True, preferred=_prefers_fused
 )

@@ -1,7 +1,6 @@
 """How kernels are compiled and launched: a tiling for every GPU, one line where compiling takes long."""
 
 import logging
-import time
 from itertools import product
 
 import pytest
@@ -65,14 +64,6 @@ def test_a_gpu_on_which_no_tiling_fits_is_told_to_use_another_path(tried, monkey
     monkeypatch.setattr(fused_launch, "candidates", lambda *_: ((128, 64, 4, 2),))
     with pytest.raises(ValueError, match=r"no tiling of the forward kernel fits this GPU: .*shared memory"):
         fused_launch._compiled("forward", ARGUMENTS, CODE)
-
-
-def test_only_a_compilation_that_takes_long_is_announced(monkeypatch, caplog):
-    for seconds in (0.01, 60):
-        monkeypatch.setattr(fused_launch, "SILENT_SECONDS", seconds)
-        with caplog.at_level(logging.WARNING), fused_launch._announced("forward"):
-            time.sleep(0.1)
-    assert caplog.text.count("compiling the forward kernel for this GPU") == 1
 
 
 def test_a_gpu_without_tilings_uses_those_of_others_and_says_so(monkeypatch, caplog):

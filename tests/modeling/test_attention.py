@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from hf_bidir import bidir_attention
-from hf_bidir.kernels import chunked_attention, fused_path
+from hf_bidir.kernels import chunked_attention
 from hf_bidir.modeling import attention
 from hf_bidir.modeling.activations import get_attn_activation
 from hf_bidir.modeling.attention_call import keep_and_bias
@@ -51,7 +51,6 @@ def assert_formula(inputs, keep=None, implementation="auto", rtol=1e-7, atol=1e-
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(chunked_attention, "BAND_ROWS", 8)
-    monkeypatch.setattr(fused_path, "LIFT_ROWS", 8)
 
 
 def padded(*lengths):
