@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/fused_tilings.md"))
     options = parser.parse_args()
     if INTERPRETED or not torch.cuda.is_available():
-        parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_instructions.py needs no GPU")
+        parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_resources.py needs no GPU")
     if min(options.lengths) <= FEW_ROWS:
         parser.error(f"expected lengths above {FEW_ROWS}, up to which another kernel is used; got {options.lengths}")
     from hf_bidir.kernels.fused_launch import TILINGS_FILE

@@ -1,8 +1,9 @@
 """How fast is signed attention on this GPU? The tests of the kernels, then speed and memory beside stock softmax.
 
 Needs torch, Triton, transformers and this package, no network, and about eight minutes on an H100. Each row is saved in
-gpu.csv and gpu.md as soon as it is measured; rows of this GPU and these versions that are already there are not
-measured again. The sections, in order; what torch.compile compiles comes after everything else:
+gpu.csv as soon as it is measured; rows of this GPU and these versions that are already there are not measured again. A
+ratio is own / baseline, both medians of one run: lower is better, except for tokens
+per second. The sections, in order; what torch.compile compiles comes after everything else:
 
     tests        pytest -m gpu: the tests of the kernels that pass and fail (needs pytest and hypothesis)
     call         time of the CPU for one attention call
@@ -38,7 +39,6 @@ import torch
 
 from benchmarks.gpu_sections import SECTIONS, Measured
 from benchmarks.measure import RESULTS, command_line
-from benchmarks.runs import markdown
 from hf_bidir.common.files import replacing
 
 FULL = {
@@ -58,50 +58,38 @@ SMOKE = FULL | {
 
 
 class Rows:
-    """The rows of gpu.csv in a folder, of all GPUs and versions; new ones are of this GPU and these versions.
-
-    gpu.md shows them under `notes`, with a table for each GPU and versions.
-    """
+    """The rows of gpu.csv in a folder, of all GPUs and versions; new ones are of this GPU and these versions."""
 
     HEADER = ("section", "case", *Measured._fields[:2], "ratio", *Measured._fields[2:], "card", "versions")
 
-    def __init__(self, folder: Path, device: str, notes: str):
-        self.csv, self.table, self.notes = folder / "gpu.csv", folder / "gpu.md", notes
+    def __init__(self, folder: Path, device: str):
+        self.file = folder / "gpu.csv"
         card = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {platform.machine()}"
         versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "transformers"))
         self.machine = {"card": card, "versions": versions}
         self.rows: list[dict[str, str]] = []
-        if self.csv.exists():
-            with self.csv.open(encoding="utf-8", newline="") as file:
+        if self.file.exists():
+            with self.file.open(encoding="utf-8", newline="") as file:
                 self.rows = list(csv.DictReader(file))
 
     def of(self, section: str, case: str) -> list[dict[str, str]]:
         """The rows of a case that were measured on this GPU with these versions."""
-        own = {"section": section, "case": case, **self.machine}
-        return [row for row in self.rows if row.items() >= own.items()]
+        columns = {"section": section, "case": case, **self.machine}
+        return [row for row in self.rows if row.items() >= columns.items()]
 
-    def save(self, section: str, case: str, found: list[Measured]) -> None:
-        """Write the files with these rows in place of earlier ones of the same case."""
+    def save(self, section: str, case: str, measurements: list[Measured]) -> None:
+        """Write the file with these rows in place of earlier ones of the same case."""
         earlier = self.of(section, case)
         self.rows = [row for row in self.rows if row not in earlier]
-        for one in found:
-            formats = {"ratio": ".3f", "own": ".4g", "baseline": ".4g"}
-            numbers = {name: getattr(one, name) for name in formats}
-            cells = {name: "" if x is None else format(x, formats[name]) for name, x in numbers.items()}
-            self.rows.append({"section": section, "case": case, **one._asdict(), **cells, **self.machine})
+        for measured in measurements:
+            cells = {name: "" if value is None else str(value) for name, value in measured._asdict().items()}
+            ratio = "" if measured.ratio is None else f"{measured.ratio:.3f}"
+            self.rows.append({"section": section, "case": case, **cells, "ratio": ratio, **self.machine})
         self.rows.sort(key=lambda row: [*SECTIONS].index(row["section"]))
-        with replacing(self.csv) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        with replacing(self.file) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self.HEADER)
             writer.writeheader()
             writer.writerows(self.rows)
-        machines: dict[str, list[list[str]]] = {}
-        for row in self.rows:
-            cells = [row[name] for name in self.HEADER[:-2]]
-            machines.setdefault(f"## {row['card']}; {row['versions']}", []).append(cells)
-        tables = [f"{machine}\n\n{markdown(self.HEADER[:-2], cells)}" for machine, cells in machines.items()]
-        with replacing(self.table) as temporary:
-            text = "\n\n".join(["# Signed attention on a GPU", self.notes, *tables])
-            temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -110,23 +98,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no row begins")
     parser.add_argument("--again", action="store_true", help="measure rows that are already there")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on a CPU, to test this file; needs --output")
-    parser.add_argument("--output", type=Path, help="folder of gpu.csv and gpu.md; default: benchmarks/results")
+    parser.add_argument("--output", type=Path, help="folder of gpu.csv; default: benchmarks/results")
     options = parser.parse_args()
     if options.smoke and options.output is None:
         parser.error("expected a folder in --output for --smoke, whose numbers mean nothing")
     if not options.smoke and not torch.cuda.is_available():
         parser.error("expected a GPU, got none; --smoke --output FOLDER runs tiny sizes on a CPU")
     sizes = SimpleNamespace(**(SMOKE if options.smoke else FULL))
-    notes = (
-        "The ratio is own / baseline, both medians of one run: lower is better, except for tokens per second. "
-        f"{sizes.heads} heads, bf16 (training: fp32 weights, autocast), no dropout; batches of attention have "
-        f"{sizes.tokens} tokens, those of memory {sizes.memory_tokens}. Command: `python benchmarks/gpu.py`."
-    )
-    rows = Rows(options.output or RESULTS, sizes.device, notes)
+    rows = Rows(options.output or RESULTS, sizes.device)
     jobs = [(section, job) for section in SECTIONS if section in options.only for job in SECTIONS[section](sizes)]
     if not options.again:
         jobs = [(section, job) for section, job in jobs if not rows.of(section, job.case)]
-    jobs.sort(key=lambda found: found[1].compiles)
+    jobs.sort(key=lambda pair: pair[1].compiles)
     end, late, failed = time.perf_counter() + 60 * options.minutes, [], []
     for section, job in jobs:
         if time.perf_counter() >= end:
@@ -135,15 +118,20 @@ def main() -> None:
         print(f"{section}: {job.case}", flush=True)
         start = time.perf_counter()
         try:
-            found = job.measure()
+            measurements = job.measure()
         except Exception as error:  # the other rows do not depend on this one
             failed.append(f"{section}: {job.case}: {type(error).__name__}: {str(error).strip()[:300]}")
             continue
-        rows.save(section, job.case, found)
-        print(*(f"    {one}" for one in found), f"    took {time.perf_counter() - start:.0f} s", sep="\n", flush=True)
+        rows.save(section, job.case, measurements)
+        print(
+            *(f"    {measured}" for measured in measurements),
+            f"    took {time.perf_counter() - start:.0f} s",
+            sep="\n",
+            flush=True,
+        )
     for heading, names in (("not measured in time", late), ("failed", failed)):
         print(f"{heading}: {len(names)}", *names, sep="\n    ")
-    print(f"saved: {rows.csv}, {rows.table}")
+    print(f"saved: {rows.file}")
     sys.exit(bool(failed))
 
 

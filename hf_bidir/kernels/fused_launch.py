@@ -33,7 +33,7 @@ POINTERS = {
 Tiling = tuple[int, int, int, int]  # queries and keys of a block, warps, pipeline stages
 # By architecture or compute capability, kernel, and head dimension rounded up to 64, 128 or 256. Those for Hopper and
 # head dimensions up to 128 were measured on an H200, except the forward pass at 64, which is the one without spilled
-# registers (`benchmarks/fused_instructions.py`); the others are only compiled to fit the memory.
+# registers (`benchmarks/fused_resources.py`); the others are only compiled to fit the memory.
 # `benchmarks/fused_tilings.py --write` measures the GPU that it runs on and writes its entries.
 TILINGS_FILE = Path(__file__).with_name("tilings.json")
 # By compute capability; Blackwell has at least Hopper's memory per block, and GPUs that are not listed have Ada's.

@@ -62,8 +62,8 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_every_section_has_rows_with_ratios_and_the_machine_in_the_csv_file_and_in_the_table(measured):
-    rows, table = rows_of(measured), (measured / "gpu.md").read_text(encoding="utf-8")
+def test_every_section_has_rows_with_ratios_and_the_machine_in_the_csv_file(measured):
+    rows = rows_of(measured)
     sections = ["tests", "call", "first", "training", "generation", "attention", "memory"]
     assert list(dict.fromkeys(row["section"] for row in rows)) == sections
     assert [row["own"] for row in rows if row["section"] == "tests"][:4] == ["3", "0", "0", "1"]
@@ -73,7 +73,6 @@ def test_every_section_has_rows_with_ratios_and_the_machine_in_the_csv_file_and_
             assert float(row["ratio"]) == pytest.approx(ratio, rel=2e-3, abs=1e-3)
         assert row["card"].startswith("CPU")
         assert all(name in row["versions"] for name in ("torch ", "triton ", "transformers "))
-        assert any(row["case"] in line and row["measured"] in line and row["own"] in line for line in table.split("\n"))
 
 
 def test_rows_of_this_machine_are_measured_again_on_request_alone_and_rows_of_another_one_stay(

@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MAIN = ("forward", "query_gradient", "key_value_gradient")
 COMPILE = """
 import json, sys
-from fused_instructions import compiled
+from fused_resources import compiled
 for case in json.loads(sys.argv[1]):
     print(compiled(**case).metadata.shared // 1024)
 """
