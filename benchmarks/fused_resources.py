@@ -35,7 +35,7 @@ OPTIONAL = {
 }  # fmt: skip
 
 
-def compiled(name, tiling, *, arch=90, dtype="bfloat16", head_dim=64, value_dim=None, given=(), **changes):
+def compiled(name, tiling, given=(), *, arch=90, dtype="bfloat16", head_dim=64, **changes):
     """A kernel's machine code for compute capability `arch / 10`.
 
     Args:
@@ -43,9 +43,9 @@ def compiled(name, tiling, *, arch=90, dtype="bfloat16", head_dim=64, value_dim=
         given: the optional arguments in use, of the `Problem` and of `QueryGradients`.
         changes: fields of `Code`.
     """
-    value_dim, dtype = value_dim or head_dim, getattr(torch, dtype)
+    dtype, pad = getattr(torch, dtype), triton.next_power_of_2(head_dim)
     code = Code(
-        head_dim, value_dim, triton.next_power_of_2(head_dim), triton.next_power_of_2(value_dim),
+        head_dim, head_dim, pad, pad,
         exact=dtype == torch.float32, levelled=dtype != torch.bfloat16, causal=False, per_key=False, unit=8, wide=False,
         precision="tf32x3" if dtype == torch.float32 else "tf32", rows=tiling[0], columns=tiling[1],
     )  # fmt: skip

@@ -128,19 +128,11 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
     for part in tl.static_range(FIRST_PART, 3):
         begin, end = part_of(reach, part)
         for column in range(begin, end, COLUMNS):
-            columns = column + tl.arange(0, COLUMNS)
             k = load_rows(head.key, column, head.problem.keys, COLUMNS, code.head_size, code.head_pad)
-            t, unit = matmul(q, tl.trans(k), code.precision), head.problem.scale
-            if head.shift is not None or head.bias is not None or head.problem.cap is not None or not LEVELLED:
-                t, unit = t * head.problem.scale, 1.0
-            if head.problem.cap is not None:
-                t = capped(t, head.problem.cap)
-            t = with_terms(t, head, rows[:, None], columns[None, :])
-            if part != 1:
-                kept = kept_pairs(head, rows[:, None], columns[None, :], code)
+            products = matmul(q, tl.trans(k), code.precision)
+            places = rows[:, None], (column + tl.arange(0, COLUMNS))[None, :]
+            t, unit, kept = scores_of(products, head, places, code, LEVELLED, part != 1)
             if LEVELLED:
-                if part != 1:
-                    t = tl.where(kept, t, 0.0)
                 level = tl.maximum(peak, tl.max(tl.abs(t), 1) * unit)
                 t *= unit  # after the maximum, so that it is fused with the subtraction of the level
                 sinh, cosh = hyperbolic(t, level[:, None])
@@ -152,12 +144,12 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
                 peak = level
             else:
                 sinh, cosh = unscaled_hyperbolic(t)
-                if part != 1:
+                if kept is None:
+                    count += COLUMNS
+                else:
                     sinh = tl.where(kept, sinh, 0.0)
                     count += tl.sum(kept.to(tl.float32), 1)
-                else:
-                    count += COLUMNS
-            if part != 1:
+            if kept is not None:
                 cosh = tl.where(kept, cosh, 0.0)
             total += tl.sum(cosh, 1)
             if head.seed is not None:
@@ -165,6 +157,24 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
             v = load_rows(head.value, column, head.problem.keys, COLUMNS, code.value_size, code.value_pad)
             summed += matmul(rounded(sinh, v.dtype, code.precision), v, code.precision)
     return total, peak, summed, count
+
+
+@triton.jit
+def scores_of(products, head, places, code: tl.constexpr, LEVELLED: tl.constexpr, MASKED: tl.constexpr):
+    """The scores in base 2 up to a factor, the factor, and which pairs are kept; None: all. With a level, scores of
+    other pairs are 0. `places` are the rows and the columns, which broadcast to the block."""
+    rows, columns = places
+    t, unit, cap, kept = products, head.problem.scale, head.problem.cap, None
+    if head.shift is not None or head.bias is not None or cap is not None or not LEVELLED:
+        t, unit = t * unit, 1.0
+    if cap is not None:
+        t = capped(t, cap)
+    t = with_terms(t, head, rows, columns)
+    if MASKED:
+        kept = kept_pairs(head, rows, columns, code)
+        if LEVELLED:
+            t = tl.where(kept, t, 0.0)
+    return t, unit, kept
 
 
 @triton.jit

@@ -23,7 +23,7 @@ for case in json.loads(sys.argv[1]):
 SHARED = {"ampere": (80, 163), "ada": (86, 99), "hopper": (90, 227)}  # compute capability, KiB of shared memory
 OPTIONS = [
     {"given": ["keep", "shifts", "grad_shift"], "per_key": True},
-    {"given": ["keep", "seed"], "dtype": "float16", "head_dim": 40, "value_dim": 80},
+    {"given": ["keep", "seed"], "dtype": "float16", "head_dim": 40, "value_size": 80, "value_pad": 128},
     {"given": ["window"], "causal": True, "wide": True},
     {"given": ["bias", "grad_bias", "cap"], "unit": 1},
     {"dtype": "float32"},
