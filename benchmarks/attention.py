@@ -76,7 +76,8 @@ def main() -> None:
 
 def random_problem(head_dim: int, padding: float, length: int, options: argparse.Namespace) -> Problem:
     batch = max(1, options.tokens // length)
-    shape, dtype = (batch, length, options.heads, head_dim), getattr(torch, options.dtype)
+    shape = (batch, length, options.heads, head_dim)
+    dtype = getattr(torch, options.dtype)
     drawn = [torch.randn(shape, device=options.device, dtype=dtype) for _ in range(3)]
     query, key, value = (x.transpose(1, 2).requires_grad_() for x in drawn)
     if not padding:

@@ -43,7 +43,8 @@ def compiled(name, tiling, given=(), *, arch=90, dtype="bfloat16", head_dim=64, 
         given: the optional arguments in use, of the `Problem` and of `QueryGradients`.
         changes: fields of `Code`.
     """
-    dtype, pad = getattr(torch, dtype), triton.next_power_of_2(head_dim)
+    dtype = getattr(torch, dtype)
+    pad = triton.next_power_of_2(head_dim)
     code = Code(
         head_dim, head_dim, pad, pad,
         exact=dtype == torch.float32, levelled=dtype != torch.bfloat16, causal=False, per_key=False, unit=8, wide=False,
@@ -54,7 +55,8 @@ def compiled(name, tiling, given=(), *, arch=90, dtype="bfloat16", head_dim=64, 
     optional["dropout"] = None if optional["seed"] is None else 0.1
     problem = Problem(rows, rows, rows, **optional, heads=1, groups=1, queries=1, keys=1, scale=1.0)
     result = Result(rows, NUMBERS)
-    shift, bias = NUMBERS if "grad_shift" in given else None, OPTIONAL["bias"] if "grad_bias" in given else None
+    shift = NUMBERS if "grad_shift" in given else None
+    bias = OPTIONAL["bias"] if "grad_bias" in given else None
     arguments = {
         "forward": (problem, result),
         "query_gradient": (problem, rows, result, QueryGradients(rows, NUMBERS, shift, bias)),

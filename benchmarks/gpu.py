@@ -110,7 +110,9 @@ def main() -> None:
     if not options.again:
         jobs = [(section, job) for section, job in jobs if not rows.of(section, job.case)]
     jobs.sort(key=lambda pair: pair[1].compiles)
-    end, late, failed = time.perf_counter() + 60 * options.minutes, [], []
+    end = time.perf_counter() + 60 * options.minutes
+    late = []
+    failed = []
     for section, job in jobs:
         if time.perf_counter() >= end:
             late.append(f"{section}: {job.case}")

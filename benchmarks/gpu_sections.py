@@ -242,7 +242,8 @@ def attention(sizes: Sizes) -> Iterator[Job]:
 
 
 def _attention(sizes: Sizes, head_dim: int, length: int, kind: str, name: str) -> list[Measured]:
-    problem, run = problem_of(sizes, head_dim, length, sizes.tokens, **KINDS[kind]), PASSES[name]
+    problem = problem_of(sizes, head_dim, length, sizes.tokens, **KINDS[kind])
+    run = PASSES[name]
     backend, baseline = fastest(sizes, problem, run)
     own = milliseconds(sizes, partial(run, IMPLEMENTATIONS["fused"](problem)))
     return [Measured("fused", f"softmax, {backend}", own, baseline, "ms")]

@@ -72,7 +72,8 @@ def _attend_like_flash(call: LayerCall) -> Attended:
 
 def _starts_of_examples(call: LayerCall) -> Tensor | None:
     """0, then where each packed example ends; None if the call has none."""
-    starts, positions = call.options.get(ENDS_OF_EXAMPLES), call.options.get("position_ids")
+    starts = call.options.get(ENDS_OF_EXAMPLES)
+    positions = call.options.get("position_ids")
     one_length = call.query.shape[2] == call.key.shape[2]
     if starts is None and one_length and positions is not None and positions.shape[:-1] == (1,):
         starts = (positions.flatten() == 0).nonzero().flatten()
@@ -96,7 +97,9 @@ def _attend_examples(call: LayerCall, starts: Tensor) -> Tensor:
         rows[example, place] = x[0].transpose(0, 1)[: len(example)]
         return rows.transpose(1, 2)
 
-    query, key, value = padded(call.query), padded(call.key), padded(call.value)
+    query = padded(call.query)
+    key = padded(call.key)
+    value = padded(call.value)
     keep = torch.arange(query.shape[2], device=starts.device) < lengths[:, None]
     options = {name: option for name, option in call.options.items() if name not in (ENDS_OF_EXAMPLES, "position_ids")}
     contexts, _ = _attend_like_flash(call._replace(query=query, key=key, value=value, mask=keep, options=options))
@@ -106,7 +109,9 @@ def _attend_examples(call: LayerCall, starts: Tensor) -> Tensor:
 
 def _whole_mask(call: LayerCall) -> Tensor:
     """The padding mask `[batch, keys]` of flash attention with causality and a sliding window, as a keep-mask."""
-    queries, keys, mask = call.query.shape[2], call.key.shape[2], call.mask
+    queries = call.query.shape[2]
+    keys = call.key.shape[2]
+    mask = call.mask
     keep = F.pad(mask.bool(), (0, keys - mask.shape[1]))[:, None, None]
     # the last query is at the last key that the mask knows; a static cache has more
     rows = torch.arange(mask.shape[1] - queries, mask.shape[1], device=mask.device)[:, None]
@@ -162,7 +167,9 @@ def _attend_by_user(call: LayerCall) -> Attended:
         ValueError: a signed layer; or changed coefficients of a function that returns none, or others than its context
             is computed by.
     """
-    plan, mask, name = call.plan, call.mask, call.plan.backend
+    plan = call.plan
+    mask = call.mask
+    name = call.plan.backend
     if plan.window is not None or (plan.activation != "softmax" and plan.negative_mass != 0):
         raise ValueError(
             f'attn_implementation="{name}" computes attention of its own, which cannot be signed in addition; set '

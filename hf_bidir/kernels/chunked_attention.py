@@ -105,7 +105,8 @@ class _Chunked(torch.autograd.Function):
 def _gradients(ctx, grad_context: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of query, key, value and shift."""
     query, key, value, shift, context, inverse = ctx.saved_tensors
-    plan, problem = ctx.plan, _Problem(query, key, shift, ctx.plan)
+    plan = ctx.plan
+    problem = _Problem(query, key, shift, ctx.plan)
     # Each query is in the pieces of one block, a key in any number of blocks, so gradients of keys are summed. The
     # sums are [..., size, keys]: the products added to them then need no transposed copy of a piece.
     grad_key = key.mT.new_zeros(key.mT.shape, dtype=problem.dtype)
@@ -114,7 +115,8 @@ def _gradients(ctx, grad_context: Tensor) -> tuple[Tensor | None, ...]:
     grad_shift = None if shift is None else torch.zeros_like(shift)
     grad_context = grad_context * inverse
     deltas = problem.grouped((grad_context * context).sum(-1, keepdim=True))
-    grad_contexts, grad_queries = problem.grouped(grad_context), problem.grouped(grad_query)
+    grad_contexts = problem.grouped(grad_context)
+    grad_queries = problem.grouped(grad_query)
     for index, piece in enumerate(problem.pieces()):
         sinh, cosh, _ = problem.hyperbolic(piece, ctx.modes[index])
         grad_output = grad_contexts[piece.of_queries].flatten(2, 3)
@@ -149,7 +151,9 @@ class _Problem:
 
     def __init__(self, query: Tensor, key: Tensor, shift: Tensor | None, plan: Plan):
         self.groups = query.shape[1] // key.shape[1]
-        self.plan, self.call, self.key = plan, plan.call, key
+        self.plan = plan
+        self.call = plan.call
+        self.key = key
         self.query = self.grouped(query)
         self.shift = None if shift is None else shift.view(-1, self.groups, 1, 1)
         self.keep = plan.keep
@@ -178,10 +182,12 @@ class _Problem:
             rows = slice(first, min(first + piece_rows, queries))
             columns = reach(call, rows, keys)
             pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
-            examples, piece_heads = budget // (pairs * heads), heads
+            examples = budget // (pairs * heads)
+            piece_heads = heads
             if examples == 0:  # two threads take as long for three heads as for four
                 fitting = budget // pairs
-                examples, piece_heads = 1, max(fitting - fitting % self.threads, self.threads)
+                examples = 1
+                piece_heads = max(fitting - fitting % self.threads, self.threads)
             band = self.band_factors(rows, columns) if self.keep is None else []
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
@@ -287,5 +293,6 @@ def reach(call: AttentionCall, rows: slice, keys: int) -> slice:
     """The keys that at least one of these queries may attend to."""
     first, last = 0, keys
     if call.window is not None:
-        first, last = max(0, rows.start - call.window), min(keys, rows.stop + call.window)
+        first = max(0, rows.start - call.window)
+        last = min(keys, rows.stop + call.window)
     return slice(first, min(last, rows.stop) if call.causal else last)

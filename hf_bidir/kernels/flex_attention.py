@@ -36,7 +36,10 @@ def flex_tanhmax(call: LayerCall) -> Tensor:
 
 def _softmax(call: LayerCall, query: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax attention `[batch, queries, heads, value_dim]` and its log-sum-exps `[batch, queries, heads]`."""
-    key, value, heads, softcap = call.key, call.value, query.shape[1], call.options.get("softcap")
+    key = call.key
+    value = call.value
+    heads = query.shape[1]
+    softcap = call.options.get("softcap")
     if heads & (heads - 1):  # the kernel groups heads only if their number is a power of two
         key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     context, extra = _flex_attention(query)(

@@ -49,7 +49,9 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | No
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
     """
     _check(query, key, value)
-    scaling, shift, window = call.scaling, call.shift(query), call.window
+    scaling = call.scaling
+    shift = call.shift(query)
+    window = call.window
     if scaling < 0:  # the kernel assumes that the largest product of a row has the largest score
         query, scaling = -query, -scaling
     if window is not None:
@@ -78,7 +80,9 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | No
 def _forward(*inputs) -> tuple[Tensor, Tensor]:
     """The context and the normaliser of `Result`."""
     given = Inputs(*inputs)
-    call, context, normaliser = prepared(given), _new_context(given), _new_normaliser(given)
+    call = prepared(given)
+    context = _new_context(given)
+    normaliser = _new_normaliser(given)
     result = Result(rows_of(context), normaliser)
     if has_few_rows(given):
         _decode(call, result)
@@ -91,7 +95,10 @@ def _forward(*inputs) -> tuple[Tensor, Tensor]:
 
 def _decode(call: Prepared, result: Result) -> None:
     """Compute few queries, whose keys are split among programs."""
-    problem, code, context, normaliser = call.problem, call.code, result.context.pointer, result.normaliser
+    problem = call.problem
+    code = call.code
+    context = result.context.pointer
+    normaliser = result.normaliser
     sequences = _sequences(problem.key.pointer)
     wanted = max(1, min(_busy_programs(context.device) // sequences, MOST_SPLITS.value))
     span = -(-problem.keys // (wanted * PART)) * PART
@@ -123,7 +130,9 @@ def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wa
     given = Inputs(*inputs)
     call = prepared(given, grad_context)
     result = Result(rows_of(context), normaliser.contiguous())  # what offloads saved tensors may lay them out anew
-    query, key, value = _new_gradient(given.query), _new_gradient(given.key), _new_gradient(given.value)
+    query = _new_gradient(given.query)
+    key = _new_gradient(given.key)
+    value = _new_gradient(given.value)
     shift = None if given.shifts is None else torch.zeros_like(result.normaliser)
     bias = (
         torch.zeros_like(given.bias, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -235,7 +244,9 @@ def _full_bias(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise ValueError unless the kernels support these tensors."""
-    (low, high), sizes, device = HEAD_DIMS, (query.shape[3], value.shape[3]), query.device
+    (low, high) = HEAD_DIMS
+    sizes = (query.shape[3], value.shape[3])
+    device = query.device
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         expected = "one dtype, fp16, bf16 or fp32"
     elif min(sizes) < low or max(sizes) > high:

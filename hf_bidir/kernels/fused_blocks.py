@@ -14,10 +14,12 @@ except ImportError as error:
         'use "auto" without it.'
     ) from error
 
-LN2, LOG2_E = tl.constexpr(0.6931471805599453), tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
 # Limits of |t| below which 2^t - 2^-t would cancel. For half precision sinh(s) = s suffices there, exact to 4e-5, as is
 # the difference above the limit; fp32 uses four terms of the series, exact to 1e-8.
-LINEAR_BELOW, SERIES_BELOW = tl.constexpr(0.0144), tl.constexpr(0.7)
+LINEAR_BELOW = tl.constexpr(0.0144)
+SERIES_BELOW = tl.constexpr(0.7)
 PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al. 2011)
 SCANNED = tl.constexpr(1024)  # entries of a mask or of normalisers that a program reads at once
 
@@ -154,7 +156,8 @@ def row_of(problem, example, head):
 @triton.jit
 def load_rows(matrix, first, limit, ROWS: tl.constexpr, SIZE: tl.constexpr, PAD: tl.constexpr):
     """`[ROWS, PAD]` of a matrix; 0 outside its `limit` rows and SIZE columns."""
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, PAD)[None, :]
     inside = first + rows < limit
     if PAD != SIZE:
         inside = inside & (columns < SIZE)
@@ -164,7 +167,8 @@ def load_rows(matrix, first, limit, ROWS: tl.constexpr, SIZE: tl.constexpr, PAD:
 
 @triton.jit
 def store_rows(matrix, block, first, limit, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    rows, columns = tl.arange(0, block.shape[0])[:, None], tl.arange(0, block.shape[1])[None, :]
+    rows = tl.arange(0, block.shape[0])[:, None]
+    columns = tl.arange(0, block.shape[1])[None, :]
     inside = (first + rows < limit) & (columns < SIZE)
     start = matrix.pointer + tl.cast(first, tl.int64) * matrix.stride
     block = rounded(block, matrix.pointer.dtype.element_ty, PRECISION)
@@ -203,18 +207,22 @@ def kept_extent(keep, keys):
 @triton.jit
 def columns_in_reach(head, first_row, code: tl.constexpr):
     """The keys in reach of a block of queries."""
-    window, keys, end = head.problem.window, head.problem.keys, first_row + code.rows
+    window = head.problem.window
+    keys = head.problem.keys
+    end = first_row + code.rows
     first, whole, partial, last = 0, 0, keys, keys
     if code.per_key:
         partial, last = kept_extent(head.keep, keys)
     elif head.keep is not None:
         partial = 0
     if code.causal:
-        partial, last = tl.minimum(partial, first_row + 1), tl.minimum(last, end)
+        partial = tl.minimum(partial, first_row + 1)
+        last = tl.minimum(last, end)
     if window is not None:
         first = tl.maximum(first_row - window, 0) // code.columns * code.columns
         whole = tl.cdiv(tl.maximum(end - 1 - window, 0), code.columns) * code.columns
-        partial, last = tl.minimum(partial, first_row + window + 1), tl.minimum(last, end + window)
+        partial = tl.minimum(partial, first_row + window + 1)
+        last = tl.minimum(last, end + window)
         whole = tl.minimum(whole, tl.cdiv(tl.maximum(last, first), code.columns) * code.columns)
     partial = tl.maximum(partial // code.columns * code.columns, whole)
     return Reach(first, whole, partial, last)
@@ -223,14 +231,22 @@ def columns_in_reach(head, first_row, code: tl.constexpr):
 @triton.jit
 def rows_in_reach(head, first_column, code: tl.constexpr):
     """The queries in reach of a block of keys."""
-    window, queries, keys = head.problem.window, head.problem.queries, head.problem.keys
-    first, whole, partial, last, end = 0, 0, queries, queries, first_column + code.columns
+    window = head.problem.window
+    queries = head.problem.queries
+    keys = head.problem.keys
+    first = 0
+    whole = 0
+    partial = queries
+    last = queries
+    end = first_column + code.columns
     if code.causal:
-        first, whole = first_column // code.rows * code.rows, end - 1
+        first = first_column // code.rows * code.rows
+        whole = end - 1
     if window is not None:
         first = tl.maximum(first, tl.maximum(first_column - window, 0) // code.rows * code.rows)
         whole = tl.maximum(whole, end - 1 - window)
-        partial, last = first_column + window + 1, tl.minimum(last, end + window)
+        partial = first_column + window + 1
+        last = tl.minimum(last, end + window)
         partial = tl.where(partial < last, partial // code.rows * code.rows, last)
     stop = tl.cdiv(tl.maximum(last, first), code.rows) * code.rows
     whole = tl.minimum(tl.maximum(tl.cdiv(whole, code.rows) * code.rows, first), stop)
@@ -256,7 +272,9 @@ def part_of(reach, PART: tl.constexpr):
 @triton.jit
 def kept_pairs(head, rows, columns, code: tl.constexpr):
     """Which pairs are not masked; `rows` and `columns` broadcast to a block."""
-    queries, keys, window = head.problem.queries, head.problem.keys, head.problem.window
+    queries = head.problem.queries
+    keys = head.problem.keys
+    window = head.problem.window
     kept = (rows >= 0) & (columns < keys)  # the first is always true and broadcasts to the block
     if code.per_key:
         kept = kept & (tl.load(head.keep.pointer + columns, mask=columns < keys, other=0) != 0)
@@ -294,7 +312,8 @@ def with_terms(t, head, rows, columns):
 @triton.jit
 def hyperbolic(t, level):
     """`2 sinh` and `2 cosh` of scores in base 2, both scaled by `2^-level`."""
-    rising, falling = tl.exp2(t - level), tl.exp2(-t - level)
+    rising = tl.exp2(t - level)
+    falling = tl.exp2(-t - level)
     return rising - falling, rising + falling
 
 

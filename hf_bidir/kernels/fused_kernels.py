@@ -40,7 +40,8 @@ from hf_bidir.kernels.fused_blocks import (
 MOST_SPLITS = tl.constexpr(32)  # into which `decode_kernel` divides the keys
 FEW_KEYS = tl.constexpr(32)  # keys per block in the second pass, which must not need more registers than the first
 # Without a level, sinh and cosh of a row fit into fp32 up to here, together with the products with its values.
-LARGEST_TOTAL, LARGEST_SUM = tl.constexpr(2.0**100), tl.constexpr(2.0**120)
+LARGEST_TOTAL = tl.constexpr(2.0**100)
+LARGEST_SUM = tl.constexpr(2.0**120)
 # 2 cosh of scores below LINEAR_BELOW, with a margin for rounding in their sum
 SMALL_MEAN = tl.constexpr(2.00012)
 
@@ -71,8 +72,10 @@ class KeyGradients(NamedTuple):
 def forward_kernel(problem, result, code: tl.constexpr):
     """The context and the normaliser of one block of queries, of one head of one example."""
     blocks = tl.cdiv(problem.queries, code.rows)
-    sequence, first_row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * code.rows
-    example, h = sequence // problem.heads, sequence % problem.heads
+    sequence = tl.program_id(0) // blocks
+    first_row = tl.program_id(0) % blocks * code.rows
+    example = sequence // problem.heads
+    h = sequence % problem.heads
     head = head_of(problem, example, h, h // problem.groups, h, code)
     reach = columns_in_reach(head, first_row, code)
     q = load_rows(head.query, first_row, problem.queries, code.rows, code.head_size, code.head_pad)
@@ -122,7 +125,8 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
     CAREFUL: tl.constexpr = code.exact or AGAIN
     COLUMNS: tl.constexpr = FEW_KEYS if AGAIN else code.columns
     FIRST_PART: tl.constexpr = 2 if AGAIN else (0 if head.problem.window is not None else 1)
-    total, peak = tl.zeros([code.rows], tl.float32), tl.zeros([code.rows], tl.float32)
+    total = tl.zeros([code.rows], tl.float32)
+    peak = tl.zeros([code.rows], tl.float32)
     count = tl.zeros([code.rows], tl.float32)
     summed = tl.zeros([code.rows, code.value_pad], tl.float32)
     for part in tl.static_range(FIRST_PART, 3):
@@ -140,7 +144,8 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
                     small = (level < LINEAR_BELOW)[:, None]
                     sinh = restore_digits(sinh, cosh, t, level[:, None], small, code.exact)
                 fading = tl.exp2(peak - level)
-                total, summed = total * fading, summed * fading[:, None]
+                total = total * fading
+                summed = summed * fading[:, None]
                 peak = level
             else:
                 sinh, cosh = unscaled_hyperbolic(t)
@@ -164,7 +169,10 @@ def scores_of(products, head, places, code: tl.constexpr, LEVELLED: tl.constexpr
     """The scores in base 2 up to a factor, the factor, and which pairs are kept; None: all. With a level, scores of
     other pairs are 0. `places` are the rows and the columns, which broadcast to the block."""
     rows, columns = places
-    t, unit, cap, kept = products, head.problem.scale, head.problem.cap, None
+    t = products
+    unit = head.problem.scale
+    cap = head.problem.cap
+    kept = None
     if head.shift is not None or head.bias is not None or cap is not None or not LEVELLED:
         t, unit = t * unit, 1.0
     if cap is not None:
@@ -182,7 +190,9 @@ def coefficients_of(products, head, places, level, code: tl.constexpr, MASKED: t
     """Of a block of products: the scores in base 2, the coefficients `a`, `c = cosh / sum cosh`, and the slope of the
     cap. `places` are the rows and the columns; they and the level broadcast to the block."""
     rows, columns = places
-    t, cap, slope = products * head.problem.scale, head.problem.cap, None
+    t = products * head.problem.scale
+    cap = head.problem.cap
+    slope = None
     if cap is not None:
         t = capped(t, cap)
         slope = 1 - (t / cap) * (t / cap)
@@ -201,13 +211,16 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
     """The gradient of one block of queries and of their bias; also `delta = rowsum(dO ∘ O)` and, per row, the gradient
     of the shift. Examples that share a bias add up their gradients."""
     blocks = tl.cdiv(problem.queries, code.rows)
-    sequence, first_row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * code.rows
-    example, h = sequence // problem.heads, sequence % problem.heads
+    sequence = tl.program_id(0) // blocks
+    first_row = tl.program_id(0) % blocks * code.rows
+    example = sequence // problem.heads
+    h = sequence % problem.heads
     head = head_of(problem, example, h, h // problem.groups, h, code)
     grad_bias = matrix_of(gradients.bias, example, h, 1)
     reach = columns_in_reach(head, first_row, code)
     rows = first_row + tl.arange(0, code.rows)
-    inside, places = rows < problem.queries, row_of(problem, example, h) + rows
+    inside = rows < problem.queries
+    places = row_of(problem, example, h) + rows
     q = load_rows(head.query, first_row, problem.queries, code.rows, code.head_size, code.head_pad)
     grad_context = matrix_of(upstream, example, h, code.unit)
     g = load_rows(grad_context, first_row, problem.queries, code.rows, code.value_size, code.value_pad)
@@ -216,7 +229,8 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
     delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     level = tl.abs(tl.load(result.normaliser + places, mask=inside, other=float("inf")))
     tl.store(gradients.delta + places, delta, mask=inside)
-    summed, shifted = tl.zeros([code.rows, code.head_pad], tl.float32), tl.zeros([code.rows], tl.float32)
+    summed = tl.zeros([code.rows, code.head_pad], tl.float32)
+    shifted = tl.zeros([code.rows], tl.float32)
     for part in tl.static_range(0 if problem.window is not None else 1, 3):
         begin, end = part_of(reach, part)
         for column in range(begin, end, code.columns):
@@ -252,9 +266,12 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
 
     Blocks of scores are `[keys, queries]`, so that no product is transposed.
     """
-    blocks, key_heads = tl.cdiv(problem.keys, code.columns), problem.heads // problem.groups
-    sequence, first_column = tl.program_id(0) // blocks, tl.program_id(0) % blocks * code.columns
-    example, key_head = sequence // key_heads, sequence % key_heads
+    blocks = tl.cdiv(problem.keys, code.columns)
+    key_heads = problem.heads // problem.groups
+    sequence = tl.program_id(0) // blocks
+    first_column = tl.program_id(0) % blocks * code.columns
+    example = sequence // key_heads
+    key_head = sequence % key_heads
     columns = first_column + tl.arange(0, code.columns)[:, None]
     key = matrix_of(problem.key, example, key_head, code.unit)
     value = matrix_of(problem.value, example, key_head, code.unit)
@@ -264,7 +281,8 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
     for_value = tl.zeros([code.columns, code.value_pad], tl.float32)
     for group in range(problem.groups):
         h = key_head * problem.groups + group
-        head, places = head_of(problem, example, h, key_head, h, code), row_of(problem, example, h)
+        head = head_of(problem, example, h, key_head, h, code)
+        places = row_of(problem, example, h)
         grad_context = matrix_of(upstream, example, h, code.unit)
         careful = code.exact
         if not code.exact:
@@ -280,12 +298,14 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
                 # 2^-inf = 0 for rows after the last one
                 log_total = tl.load(normaliser + places + rows, mask=inside, other=float("inf"))[None, :]
                 d = tl.load(delta + places + rows, mask=inside, other=0.0)[None, :]
-                products, level = matmul(k, tl.trans(q), code.precision), tl.abs(log_total)
+                products = matmul(k, tl.trans(q), code.precision)
+                level = tl.abs(log_total)
                 pairs = rows[None, :], columns
                 t, a, c, slope = coefficients_of(products, head, pairs, level, code, part != 1)
                 if careful:
                     a = restore_digits(a, c, t, level, log_total < 0, code.exact)
-                grad_a, applied = matmul(v, tl.trans(g), code.precision), a
+                grad_a = matmul(v, tl.trans(g), code.precision)
+                applied = a
                 if head.seed is not None:
                     survives = tl.trans(dropout_keep(head, rows, first_column, code.columns))
                     grad_a = tl.where(survives, grad_a * (1 / (1 - problem.dropout)), 0.0)
@@ -310,15 +330,20 @@ def decode_kernel(problem, result, splits, span, code: tl.constexpr):
     logarithms of their normalisers (Dao et al. 2023, "Flash-Decoding"). The heads that share keys are rows of one
     block, so that keys are read once.
     """
-    key_heads, groups = problem.heads // problem.groups, problem.groups
-    split, sequence = tl.program_id(0) % splits, tl.program_id(0) // splits
-    example, key_head = sequence // key_heads, sequence % key_heads
+    key_heads = problem.heads // problem.groups
+    groups = problem.groups
+    split = tl.program_id(0) % splits
+    sequence = tl.program_id(0) // splits
+    example = sequence // key_heads
+    key_head = sequence % key_heads
     place = tl.arange(0, code.rows)
     valid = place < groups * problem.queries
     h = key_head * groups + tl.where(valid, place // problem.queries, 0)
     rows = tl.where(valid, place % problem.queries, problem.queries)
     head = head_of(problem, example, h[:, None], key_head, 0 if code.per_key else h[:, None], code)
-    first, partial, last = split * span, problem.keys, problem.keys
+    first = split * span
+    partial = problem.keys
+    last = problem.keys
     if code.per_key:
         partial, last = kept_extent(head.keep, problem.keys)
     elif head.keep is not None:
@@ -331,7 +356,8 @@ def decode_kernel(problem, result, splits, span, code: tl.constexpr):
     log_total, summed = attend_block(q, head, rows, Reach(first, first, partial, last), code)
     batch = tl.num_programs(0) // (splits * key_heads)
     part = tl.cast(split, tl.int64) * batch + example
-    context, sizes = matrix_of(result.context, part, h[:, None], code.unit), tl.arange(0, code.value_pad)[None, :]
+    context = matrix_of(result.context, part, h[:, None], code.unit)
+    sizes = tl.arange(0, code.value_pad)[None, :]
     pointers = context.pointer + rows[:, None] * context.stride + sizes
     summed = rounded(summed, result.context.pointer.dtype.element_ty, code.precision)
     tl.store(pointers, summed, mask=valid[:, None] & (sizes < code.value_size))
@@ -342,8 +368,11 @@ def decode_kernel(problem, result, splits, span, code: tl.constexpr):
 def merge_kernel(problem, parts, result, splits, code: tl.constexpr):
     """The context and normaliser of one query of one head from those of its parts, `MOST_SPLITS` at most."""
     row, queries = tl.program_id(0), problem.queries
-    query, h, example = row % queries, row // queries % problem.heads, row // (problem.heads * queries)
-    split, size = tl.arange(0, MOST_SPLITS), tl.arange(0, code.value_pad)
+    query = row % queries
+    h = row // queries % problem.heads
+    example = row // (problem.heads * queries)
+    split = tl.arange(0, MOST_SPLITS)
+    size = tl.arange(0, code.value_pad)
     part = tl.cast(split, tl.int64) * (tl.num_programs(0) // (problem.heads * queries)) + example
     places = parts.normaliser + row_of(problem, part, h) + query
     log_total = tl.load(places, mask=split < splits, other=float("inf"))

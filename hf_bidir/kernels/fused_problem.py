@@ -85,7 +85,9 @@ def _problem(inputs: Inputs) -> Problem:
 
 
 def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
-    head_size, value_size, dtype = inputs.query.shape[3], inputs.value.shape[3], inputs.query.dtype
+    head_size = inputs.query.shape[3]
+    value_size = inputs.value.shape[3]
+    dtype = inputs.query.dtype
     places, widest = head_size | value_size, 0
     for rows in (problem.query, problem.key, problem.value, upstream or problem.query):
         pointer, *strides = rows

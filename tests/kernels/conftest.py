@@ -21,7 +21,9 @@ def patched_once_per_launch():
     if torch.cuda.is_available() or not hasattr(interpreter, "_patch_lang"):
         yield
         return
-    patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
+    patch = interpreter._patch_lang
+    launch = interpreter.GridExecutor.__call__
+    patched = set()
 
     def patch_once(function):
         known = function.__module__ in patched

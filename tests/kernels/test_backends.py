@@ -61,7 +61,8 @@ def test_a_model_with_padding_has_the_logits_and_gradients_of_the_eager_path(fam
 
 @pytest.mark.parametrize("packed_by", ["position_ids", "cu_seq_lens"])
 def test_packed_examples_are_kept_apart_where_transformers_calls_flash_attention(packed_by):
-    model, lengths = signed(stock_model("llama").double(), negative_mass=0.7), (5, 4, 2)
+    model = signed(stock_model("llama").double(), negative_mass=0.7)
+    lengths = (5, 4, 2)
     ids = inputs_of("llama")["input_ids"][:1].repeat(1, 2)[:, :11] + 3
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     options = {}
@@ -75,7 +76,8 @@ def test_packed_examples_are_kept_apart_where_transformers_calls_flash_attention
 
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_flash_attention_generates_the_tokens_of_the_eager_path_over_a_padded_cache(cache):
-    model, keep = signed(stock_model("llama"), negative_mass=0.7), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    model = signed(stock_model("llama"), negative_mass=0.7)
+    keep = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "attention_mask": keep}
     prompt = inputs_of("llama")["input_ids"][:2, :5] + 3
     expected = using(model, "eager").generate(prompt, **options)
@@ -109,7 +111,8 @@ def test_windows_and_sinks_have_the_logits_and_gradients_of_the_eager_path(make)
 @pytest.mark.parametrize(("family", "backend"), [("bert", "flash_attention_2"), ("llama", "flex_attention")])
 @pytest.mark.parametrize("change", ["attentions", "edit", "keep"])
 def test_what_a_kernel_does_not_compute_takes_another_exact_path(family, backend, change):
-    model, inputs = signed(stock_model(family), negative_mass=0.7), inputs_of(family)
+    model = signed(stock_model(family), negative_mass=0.7)
+    inputs = inputs_of(family)
     keep = torch.ones(3, 1, 1, 9, dtype=torch.bool)
     keep[:, :, :, 1] = False
     outputs = []
@@ -127,7 +130,8 @@ def test_what_a_kernel_does_not_compute_takes_another_exact_path(family, backend
 
 def test_coefficients_of_packed_examples_are_refused_by_name():
     model = using(signed(stock_model("llama")), "flash_attention_2")
-    ids, positions = torch.full((1, 6), 5), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    ids = torch.full((1, 6), 5)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
     with pytest.raises(ValueError, match=r"flash_attention_2.*packed examples"):
         model(ids, position_ids=positions, output_attentions=True)
 
@@ -176,7 +180,8 @@ def functions_of_a_user():
 
 
 def test_a_function_of_a_user_computes_softmax_layers_and_is_changed_like_others():
-    stock, inputs = using(stock_model("bert"), "doubling"), inputs_of("bert")
+    stock = using(stock_model("bert"), "doubling")
+    inputs = inputs_of("bert")
     model = signed(copy.deepcopy(stock), negative_mass=0.0)
     expected, seen = logits_of(stock, inputs), []
     assert torch.equal(logits_of(model, inputs), expected)

@@ -48,7 +48,8 @@ def tried(monkeypatch):
 
 def test_every_architecture_has_a_tiling_for_every_kernel_and_head_dimension(monkeypatch):
     monkeypatch.setattr(fused_launch, "INTERPRETED", False)
-    names, architectures = ("forward", "query_gradient", "key_value_gradient"), {*ARCHITECTURES.values(), OTHERS}
+    names = ("forward", "query_gradient", "key_value_gradient")
+    architectures = {*ARCHITECTURES.values(), OTHERS}
     for name, architecture, size in product(names, architectures, (16, 64, 128, 256)):
         best, *smaller = fused_launch.candidates(name, CODE._replace(head_pad=size), architecture)
         assert best[0] * best[1] >= smaller[-1][0] * smaller[-1][1]

@@ -34,7 +34,8 @@ def loss_and_gradients(model, batch, implementation: str):
 @pytest.mark.parametrize(("mass", "window"), [([0.5, [0.0, 1.0]], None), (1.0, 2)], ids=["masses", "window"])
 def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(mass, window):
     model = bert(mass).train()
-    model.config.attn_scope, model.config.attn_window = "window" if window else "global", window
+    model.config.attn_scope = "window" if window else "global"
+    model.config.attn_window = window
     plainly, got = (loss_and_gradients(model, SENTENCES, path) for path in ("eager", "fused"))
     gold = loss_and_gradients(model.double(), SENTENCES, "eager")
     # large weights make rounding errors large, also those of the plain path
@@ -43,7 +44,8 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(m
 
 
 def test_the_kernel_gets_padding_as_one_row_for_all_queries_and_dropout_in_training_only(monkeypatch):
-    model, calls = bert(attention_probs_dropout_prob=0.5), []
+    model = bert(attention_probs_dropout_prob=0.5)
+    calls = []
     model.set_attn_implementation("fused")
     attend = signed_layers.attend
 

@@ -85,7 +85,8 @@ def test_an_exported_program_holds_the_kernel():
 
 def test_torch_finds_nothing_wrong_with_the_operator():
     inputs = projections(1, 1, 17, 19)
-    bias, shifts = torch.randn(1, 1, 17, 19, device=DEVICE), torch.zeros(1, device=DEVICE)
+    bias = torch.randn(1, 1, 17, 19, device=DEVICE)
+    shifts = torch.zeros(1, device=DEVICE)
     tensors = (*inputs, mask("holes", 1, 1, 17, 19), bias.requires_grad_(), shifts.requires_grad_(), None)
     numbers = (0.25, None, 0.0, True, None)
     assert set(torch.library.opcheck(module._operator, (*tensors, *numbers)).values()) == {"SUCCESS"}

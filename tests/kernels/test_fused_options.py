@@ -47,7 +47,8 @@ def test_dropout_of_small_scores_drops_what_it_drops_of_large_ones():
 
 def test_dropout_drops_its_share_scales_the_rest_and_differs_between_calls_heads_and_examples():
     inputs = projections(queries=40, keys=40)
-    factors, others = dropped(inputs, 0.5, seed=3), dropped(inputs, 0.5, seed=4)
+    factors = dropped(inputs, 0.5, seed=3)
+    others = dropped(inputs, 0.5, seed=4)
     kept = factors != 0
     assert abs(kept.double().mean().item() - 0.5) < 0.03  # 6,400 draws: 5 standard deviations
     torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 2.0), rtol=1e-3, atol=0)
