@@ -53,7 +53,7 @@ def trained(model_class, config):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.9", reason="the interpreter of the first Triton makes other calls")
-@pytest.mark.parametrize(("implementation", "most"), [("sdpa", 85), ("fused", 120)])  # named tuples count as calls
+@pytest.mark.parametrize(("implementation", "most"), [("sdpa", 100), ("fused", 130)])  # named tuples count as calls
 def test_a_signed_layer_calls_few_more_functions_than_a_stock_layer_forward_and_backward(implementation, most):
     if implementation == "fused":
         pytest.importorskip("triton")
