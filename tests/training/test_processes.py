@@ -42,7 +42,6 @@ for name in sys.argv[2:]:
     rank = torch.distributed.get_rank()
     torch.save((outputs.logits, outputs.attentions[0]), f"{sys.argv[1]}/{name}{rank}.pt")
 """
-BY_HEAD = [[0.0, 0.1, 0.9, 1.0], [1.0, 0.0, 0.3, 0.6]]
 
 
 @pytest.fixture(scope="module")
