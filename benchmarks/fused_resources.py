@@ -48,7 +48,7 @@ def compiled(name, tiling, given=(), *, arch=90, dtype="bfloat16", head_dim=64, 
     code = Code(
         head_dim, head_dim, pad, pad,
         exact=dtype == torch.float32, levelled=dtype != torch.bfloat16, causal=False, per_key=False, unit=8, wide=False,
-        precision="tf32x3" if dtype == torch.float32 else "tf32", rows=tiling[0], columns=tiling[1],
+        precision=int(dtype == torch.float32), rows=tiling[0], columns=tiling[1],
     )  # fmt: skip
     rows = Rows(torch.empty(0, dtype=dtype), 1, 1, 1)
     optional = {option: value if option in given else None for option, value in OPTIONAL.items()}

@@ -20,6 +20,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # the difference above the limit; fp32 uses four terms of the series, exact to 1e-8.
 LINEAR_BELOW = tl.constexpr(0.0144)
 SERIES_BELOW = tl.constexpr(0.7)
+PRECISIONS = ("tf32", "tf32x3", "wide")  # the last for bf16 in the interpreter, which cannot multiply it
+TF32X3, WIDE = tl.constexpr(1), tl.constexpr(2)
 PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al. 2011)
 SCANNED = tl.constexpr(1024)  # entries of a mask or of normalisers that a program reads at once
 
@@ -75,7 +77,7 @@ class Code(NamedTuple):
     per_key: bool  # all queries of a head have the same mask row
     unit: int  # all strides of `Rows` are multiples of it
     wide: bool  # whether strides need 64 bits
-    precision: str  # of matrix products; "wide" for bf16 in the interpreter
+    precision: int  # of matrix products, of PRECISIONS; Triton 3.6 takes no text in a tuple
     rows: int = 0  # queries of a block
     columns: int = 0  # keys of a block
 
@@ -88,14 +90,15 @@ class Matrix(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head of one example."""
+    """One head of one example. Triton 3.6 returns no None from a function, so kernels make this tuple themselves."""
 
     problem: Problem
+    example: Any
+    index: Any  # of the head; also a block of heads [rows, 1]
+    keep_index: Any  # of the head in the mask
     query: Matrix
     key: Matrix
     value: Matrix
-    keep: Matrix | None
-    bias: Matrix | None
     shift: Any  # None, or in base 2
     seed: Any
 
@@ -117,34 +120,15 @@ def in_units(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def matrix_of(tensor, example, head, UNIT: tl.constexpr):
-    """One head of one example of `Rows` or, with a UNIT of 1, of `Pairs`; None for None."""
-    matrix = tensor
-    if tensor is not None:
-        offset = tl.cast(example, tl.int64) * in_units(tensor.per_example, UNIT)
-        offset += tl.cast(head, tl.int64) * in_units(tensor.per_head, UNIT)
-        matrix = Matrix(tensor.pointer + offset, in_units(tensor.per_row, UNIT))
-    return matrix
+    """One head of one example of `Rows` or, with a UNIT of 1, of `Pairs`."""
+    offset = tl.cast(example, tl.int64) * in_units(tensor.per_example, UNIT)
+    offset += tl.cast(head, tl.int64) * in_units(tensor.per_head, UNIT)
+    return Matrix(tensor.pointer + offset, in_units(tensor.per_row, UNIT))
 
 
 @triton.jit
-def head_of(problem, example, head, key_head, keep_head, code: tl.constexpr):
-    """A head, its key head, and the head of its mask; the first may also be a block of heads `[rows, 1]`."""
-    shift = problem.shifts
-    if shift is not None:
-        shift = tl.load(shift + head) * LOG2_E
-    seed = problem.seed
-    if seed is not None:  # one for each head and example
-        seed = tl.load(seed) + example * problem.heads + head
-    return Head(
-        problem,
-        matrix_of(problem.query, example, head, code.unit),
-        matrix_of(problem.key, example, key_head, code.unit),
-        matrix_of(problem.value, example, key_head, code.unit),
-        matrix_of(problem.keep, example, keep_head, 1),
-        matrix_of(problem.bias, example, head, 1),
-        shift,
-        seed,
-    )
+def mask_of(head):
+    return matrix_of(head.problem.keep, head.example, head.keep_index, 1)
 
 
 @triton.jit
@@ -178,7 +162,7 @@ def store_rows(matrix, block, first, limit, SIZE: tl.constexpr, PRECISION: tl.co
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
     """fp32 rounded to a narrower type, ties to even; the interpreter alone would truncate to bf16."""
-    if PRECISION == "wide":
+    if PRECISION == WIDE:
         bits = x.to(tl.uint32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
     return x.to(DTYPE)
@@ -187,9 +171,13 @@ def rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def matmul(a, b, PRECISION: tl.constexpr):
     """A matrix product on the tensor cores, summed in fp32; the interpreter cannot multiply bf16."""
-    if PRECISION == "wide":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32))
-    return tl.dot(a, b, input_precision=PRECISION)
+    if PRECISION == WIDE:
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32))
+    elif PRECISION == TF32X3:
+        product = tl.dot(a, b, input_precision="tf32x3")
+    else:
+        product = tl.dot(a, b, input_precision="tf32")
+    return product
 
 
 @triton.jit
@@ -212,8 +200,8 @@ def columns_in_reach(head, first_row, code: tl.constexpr):
     end = first_row + code.rows
     first, whole, partial, last = 0, 0, keys, keys
     if code.per_key:
-        partial, last = kept_extent(head.keep, keys)
-    elif head.keep is not None:
+        partial, last = kept_extent(mask_of(head), keys)
+    elif head.problem.keep is not None:
         partial = 0
     if code.causal:
         partial = tl.minimum(partial, first_row + 1)
@@ -252,10 +240,10 @@ def rows_in_reach(head, first_column, code: tl.constexpr):
     whole = tl.minimum(tl.maximum(tl.cdiv(whole, code.rows) * code.rows, first), stop)
     if code.per_key:
         columns = first_column + tl.arange(0, code.columns)
-        kept = tl.load(head.keep.pointer + columns, mask=columns < keys, other=0) != 0
+        kept = tl.load(mask_of(head).pointer + columns, mask=columns < keys, other=0) != 0
         whole = tl.where(tl.min((kept | (columns >= keys)).to(tl.int32), 0) > 0, whole, stop)
         last = tl.where(tl.max(kept.to(tl.int32), 0) > 0, last, 0)
-    elif head.keep is not None:
+    elif head.problem.keep is not None:
         whole = stop
     whole = tl.minimum(whole, last)
     return Reach(first, whole, tl.maximum(tl.minimum(partial, last), whole), last)
@@ -277,9 +265,10 @@ def kept_pairs(head, rows, columns, code: tl.constexpr):
     window = head.problem.window
     kept = (rows >= 0) & (columns < keys)  # the first is always true and broadcasts to the block
     if code.per_key:
-        kept = kept & (tl.load(head.keep.pointer + columns, mask=columns < keys, other=0) != 0)
-    elif head.keep is not None:
-        pointers = head.keep.pointer + rows.to(tl.int64) * head.keep.stride + columns
+        kept = kept & (tl.load(mask_of(head).pointer + columns, mask=columns < keys, other=0) != 0)
+    elif head.problem.keep is not None:
+        keep = mask_of(head)
+        pointers = keep.pointer + rows.to(tl.int64) * keep.stride + columns
         kept = kept & (tl.load(pointers, mask=(rows < queries) & (columns < keys), other=0) != 0)
     if code.causal:
         kept = kept & (columns <= rows)
@@ -300,9 +289,10 @@ def capped(t, cap):
 @triton.jit
 def with_terms(t, head, rows, columns):
     """Scores in base 2 with the bias and the shift of the head."""
-    if head.bias is not None:
+    if head.problem.bias is not None:
+        bias = matrix_of(head.problem.bias, head.example, head.index, 1)
         inside = (rows < head.problem.queries) & (columns < head.problem.keys)
-        pointers = head.bias.pointer + rows.to(tl.int64) * head.bias.stride + columns
+        pointers = bias.pointer + rows.to(tl.int64) * bias.stride + columns
         t += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2_E
     if head.shift is not None:
         t += head.shift

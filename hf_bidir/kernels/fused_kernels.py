@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from hf_bidir.kernels.fused_blocks import (
     LINEAR_BELOW,
     LN2,
+    LOG2_E,
+    Head,
     Pairs,
     Reach,
     Rows,
@@ -18,11 +20,11 @@ from hf_bidir.kernels.fused_blocks import (
     columns_in_reach,
     dropout_keep,
     has_small_rows,
-    head_of,
     hyperbolic,
     kept_extent,
     kept_pairs,
     load_rows,
+    mask_of,
     matmul,
     matrix_of,
     part_of,
@@ -76,7 +78,16 @@ def forward_kernel(problem, result, code: tl.constexpr):
     first_row = tl.program_id(0) % blocks * code.rows
     example = sequence // problem.heads
     h = sequence % problem.heads
-    head = head_of(problem, example, h, h // problem.groups, h, code)
+    query = matrix_of(problem.query, example, h, code.unit)
+    key = matrix_of(problem.key, example, h // problem.groups, code.unit)
+    value = matrix_of(problem.value, example, h // problem.groups, code.unit)
+    shift = problem.shifts
+    if shift is not None:
+        shift = tl.load(shift + h) * LOG2_E
+    seed = problem.seed
+    if seed is not None:  # one for each head and example
+        seed = tl.load(seed) + sequence
+    head = Head(problem, example, h, h, query, key, value, shift, seed)
     reach = columns_in_reach(head, first_row, code)
     q = load_rows(head.query, first_row, problem.queries, code.rows, code.head_size, code.head_pad)
     rows = first_row + tl.arange(0, code.rows)
@@ -121,21 +132,27 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
     need no rescaling and exponentials no maximum, and a row whose sums leave the range of fp32 is found by their
     values. The second pass has a level and restores the digits of small scores.
     """
+    ROWS: tl.constexpr = code.rows
+    VALUE_PAD: tl.constexpr = code.value_pad
     LEVELLED: tl.constexpr = code.levelled or AGAIN
     CAREFUL: tl.constexpr = code.exact or AGAIN
     COLUMNS: tl.constexpr = FEW_KEYS if AGAIN else code.columns
     FIRST_PART: tl.constexpr = 2 if AGAIN else (0 if head.problem.window is not None else 1)
-    total = tl.zeros([code.rows], tl.float32)
-    peak = tl.zeros([code.rows], tl.float32)
-    count = tl.zeros([code.rows], tl.float32)
-    summed = tl.zeros([code.rows, code.value_pad], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    peak = tl.zeros([ROWS], tl.float32)
+    count = tl.zeros([ROWS], tl.float32)
+    summed = tl.zeros([ROWS, VALUE_PAD], tl.float32)
     for part in tl.static_range(FIRST_PART, 3):
         begin, end = part_of(reach, part)
         for column in range(begin, end, COLUMNS):
             k = load_rows(head.key, column, head.problem.keys, COLUMNS, code.head_size, code.head_pad)
             products = matmul(q, tl.trans(k), code.precision)
             places = rows[:, None], (column + tl.arange(0, COLUMNS))[None, :]
-            t, unit, kept = scores_of(products, head, places, code, LEVELLED, part != 1)
+            t, unit = scores_of(products, head, places, LEVELLED)
+            if part != 1:
+                kept = kept_pairs(head, rows[:, None], (column + tl.arange(0, COLUMNS))[None, :], code)
+                if LEVELLED:
+                    t = tl.where(kept, t, 0.0)
             if LEVELLED:
                 level = tl.maximum(peak, tl.max(tl.abs(t), 1) * unit)
                 t *= unit  # after the maximum, so that it is fused with the subtraction of the level
@@ -149,12 +166,12 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
                 peak = level
             else:
                 sinh, cosh = unscaled_hyperbolic(t)
-                if kept is None:
+                if part == 1:
                     count += COLUMNS
                 else:
                     sinh = tl.where(kept, sinh, 0.0)
                     count += tl.sum(kept.to(tl.float32), 1)
-            if kept is not None:
+            if part != 1:
                 cosh = tl.where(kept, cosh, 0.0)
             total += tl.sum(cosh, 1)
             if head.seed is not None:
@@ -165,24 +182,17 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
 
 
 @triton.jit
-def scores_of(products, head, places, code: tl.constexpr, LEVELLED: tl.constexpr, MASKED: tl.constexpr):
-    """The scores in base 2 up to a factor, the factor, and which pairs are kept; None: all. With a level, scores of
-    other pairs are 0. `places` are the rows and the columns, which broadcast to the block."""
+def scores_of(products, head, places, LEVELLED: tl.constexpr):
+    """The scores in base 2 up to a factor, and the factor; with a level it is left for later where nothing is added."""
     rows, columns = places
     t = products
     unit = head.problem.scale
     cap = head.problem.cap
-    kept = None
-    if head.shift is not None or head.bias is not None or cap is not None or not LEVELLED:
+    if head.shift is not None or head.problem.bias is not None or cap is not None or not LEVELLED:
         t, unit = t * unit, 1.0
     if cap is not None:
         t = capped(t, cap)
-    t = with_terms(t, head, rows, columns)
-    if MASKED:
-        kept = kept_pairs(head, rows, columns, code)
-        if LEVELLED:
-            t = tl.where(kept, t, 0.0)
-    return t, unit, kept
+    return with_terms(t, head, rows, columns), unit
 
 
 @triton.jit
@@ -192,7 +202,7 @@ def coefficients_of(products, head, places, level, code: tl.constexpr, MASKED: t
     rows, columns = places
     t = products * head.problem.scale
     cap = head.problem.cap
-    slope = None
+    slope = 1.0
     if cap is not None:
         t = capped(t, cap)
         slope = 1 - (t / cap) * (t / cap)
@@ -210,13 +220,23 @@ def coefficients_of(products, head, places, level, code: tl.constexpr, MASKED: t
 def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constexpr):
     """The gradient of one block of queries and of their bias; also `delta = rowsum(dO ∘ O)` and, per row, the gradient
     of the shift. Examples that share a bias add up their gradients."""
+    ROWS: tl.constexpr = code.rows
+    HEAD_PAD: tl.constexpr = code.head_pad
     blocks = tl.cdiv(problem.queries, code.rows)
     sequence = tl.program_id(0) // blocks
     first_row = tl.program_id(0) % blocks * code.rows
     example = sequence // problem.heads
     h = sequence % problem.heads
-    head = head_of(problem, example, h, h // problem.groups, h, code)
-    grad_bias = matrix_of(gradients.bias, example, h, 1)
+    query = matrix_of(problem.query, example, h, code.unit)
+    key = matrix_of(problem.key, example, h // problem.groups, code.unit)
+    value = matrix_of(problem.value, example, h // problem.groups, code.unit)
+    shift = problem.shifts
+    if shift is not None:
+        shift = tl.load(shift + h) * LOG2_E
+    seed = problem.seed
+    if seed is not None:  # one for each head and example
+        seed = tl.load(seed) + sequence
+    head = Head(problem, example, h, h, query, key, value, shift, seed)
     reach = columns_in_reach(head, first_row, code)
     rows = first_row + tl.arange(0, code.rows)
     inside = rows < problem.queries
@@ -229,8 +249,8 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
     delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     level = tl.abs(tl.load(result.normaliser + places, mask=inside, other=float("inf")))
     tl.store(gradients.delta + places, delta, mask=inside)
-    summed = tl.zeros([code.rows, code.head_pad], tl.float32)
-    shifted = tl.zeros([code.rows], tl.float32)
+    summed = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+    shifted = tl.zeros([ROWS], tl.float32)
     for part in tl.static_range(0 if problem.window is not None else 1, 3):
         begin, end = part_of(reach, part)
         for column in range(begin, end, code.columns):
@@ -247,10 +267,11 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
             grad_t = c * grad_a - a * delta[:, None]
             if gradients.shift is not None:
                 shifted += tl.sum(grad_t, 1)
-            if grad_bias is not None:
+            if gradients.bias is not None:
+                grad_bias = matrix_of(gradients.bias, example, h, 1)
                 pointers = grad_bias.pointer + rows[:, None].to(tl.int64) * grad_bias.stride + columns[None, :]
                 tl.atomic_add(pointers, grad_t, mask=inside[:, None] & (columns[None, :] < problem.keys))
-            if slope is not None:
+            if problem.cap is not None:
                 grad_t *= slope
             summed += matmul(rounded(grad_t, k.dtype, code.precision), k, code.precision)
     grad_query = matrix_of(gradients.query, example, h, code.unit)
@@ -266,6 +287,9 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
 
     Blocks of scores are `[keys, queries]`, so that no product is transposed.
     """
+    COLUMNS: tl.constexpr = code.columns
+    HEAD_PAD: tl.constexpr = code.head_pad
+    VALUE_PAD: tl.constexpr = code.value_pad
     blocks = tl.cdiv(problem.keys, code.columns)
     key_heads = problem.heads // problem.groups
     sequence = tl.program_id(0) // blocks
@@ -277,11 +301,18 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
     value = matrix_of(problem.value, example, key_head, code.unit)
     k = load_rows(key, first_column, problem.keys, code.columns, code.head_size, code.head_pad)
     v = load_rows(value, first_column, problem.keys, code.columns, code.value_size, code.value_pad)
-    for_key = tl.zeros([code.columns, code.head_pad], tl.float32)
-    for_value = tl.zeros([code.columns, code.value_pad], tl.float32)
+    for_key = tl.zeros([COLUMNS, HEAD_PAD], tl.float32)
+    for_value = tl.zeros([COLUMNS, VALUE_PAD], tl.float32)
     for group in range(problem.groups):
         h = key_head * problem.groups + group
-        head = head_of(problem, example, h, key_head, h, code)
+        query = matrix_of(problem.query, example, h, code.unit)
+        shift = problem.shifts
+        if shift is not None:
+            shift = tl.load(shift + h) * LOG2_E
+        seed = problem.seed
+        if seed is not None:
+            seed = tl.load(seed) + example * problem.heads + h
+        head = Head(problem, example, h, h, query, key, value, shift, seed)
         places = row_of(problem, example, h)
         grad_context = matrix_of(upstream, example, h, code.unit)
         careful = code.exact
@@ -312,7 +343,7 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
                     applied = tl.where(survives, a * (1 / (1 - problem.dropout)), 0.0)
                 for_value += matmul(rounded(applied, g.dtype, code.precision), g, code.precision)
                 grad_t = c * grad_a - a * d
-                if slope is not None:
+                if problem.cap is not None:
                     grad_t *= slope
                 for_key += matmul(rounded(grad_t, q.dtype, code.precision), q, code.precision)
     for_key *= problem.scale * LN2
@@ -340,13 +371,20 @@ def decode_kernel(problem, result, splits, span, code: tl.constexpr):
     valid = place < groups * problem.queries
     h = key_head * groups + tl.where(valid, place // problem.queries, 0)
     rows = tl.where(valid, place % problem.queries, problem.queries)
-    head = head_of(problem, example, h[:, None], key_head, 0 if code.per_key else h[:, None], code)
+    query = matrix_of(problem.query, example, h[:, None], code.unit)
+    key = matrix_of(problem.key, example, key_head, code.unit)
+    value = matrix_of(problem.value, example, key_head, code.unit)
+    shift = problem.shifts
+    if shift is not None:
+        shift = tl.load(shift + h[:, None]) * LOG2_E
+    keep_index = 0 if code.per_key else h[:, None]
+    head = Head(problem, example, h[:, None], keep_index, query, key, value, shift, None)
     first = split * span
     partial = problem.keys
     last = problem.keys
     if code.per_key:
-        partial, last = kept_extent(head.keep, problem.keys)
-    elif head.keep is not None:
+        partial, last = kept_extent(mask_of(head), problem.keys)
+    elif problem.keep is not None:
         partial = 0
     last = tl.minimum(last, first + span)
     partial = tl.maximum(tl.minimum(partial, last) // code.columns * code.columns, first)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.fused_blocks import Code, Pairs, Problem, Rows
+from hf_bidir.kernels.fused_blocks import PRECISIONS, Code, Pairs, Problem, Rows
 from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 LOG2_E = math.log2(math.e)
@@ -110,7 +110,7 @@ def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
         per_key=per_key,
         unit=1 if places % UNIT else UNIT,
         wide=widest >= 2**31,
-        precision=_precision(dtype),
+        precision=PRECISIONS.index(_precision(dtype)),
     )
 
 

@@ -25,7 +25,7 @@ def test_the_fastest_tiling_ran_at_every_length():
 def test_only_the_named_kernel_gets_another_tiling_for_a_while():
     from hf_bidir.kernels import fused_launch
 
-    code = fused_launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, "tf32", rows=16)
+    code = fused_launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, 0, rows=16)
     decode, merge = (candidates(name, code, "hopper") for name in ("decode", "merge"))
     with benchmarks.fused_tilings.only_tiling("merge", (32, 16, 2, 5)):
         assert fused_launch.candidates("merge", code, "hopper") == ((32, 16, 2, 5),)

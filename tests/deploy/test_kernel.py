@@ -82,7 +82,7 @@ def test_its_tilings_are_those_of_the_package_and_its_json_file_adds_those_of_an
     launch = importlib.import_module(f"{load_kernel(folder).__name__}.fused_launch")
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    code = launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, "tf32")
+    code = launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, 0)
     gpu = launch._gpu(torch.device("cuda"))
     assert launch.candidates("forward", code, gpu)[0] == (32, 16, 4, 1)
     assert launch.candidates("query_gradient", code, gpu)[0] == tilings()["ada query_gradient 64"]

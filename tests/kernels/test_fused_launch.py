@@ -14,7 +14,7 @@ from hf_bidir.kernels import fused_launch
 from hf_bidir.kernels.fused_blocks import Code, Problem, Rows
 from hf_bidir.kernels.fused_launch import ARCHITECTURES, OTHERS
 
-CODE = Code(64, 64, 64, 64, False, False, False, False, 8, False, "tf32")
+CODE = Code(64, 64, 64, 64, False, False, False, False, 8, False, 0)
 ROWS = Rows(torch.zeros(1), 1, 1, 1)
 ARGUMENTS = (Problem(ROWS, ROWS, ROWS, *[None] * 12),)
 
