@@ -70,7 +70,7 @@ def explain(
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
     figures: Annotated[
         list[str] | None,
-        typer.Option("--figure", help="Also coefficients, heads, rollout or flow; may be given several times."),
+        typer.Option("--figure", help="Also coefficients (of one head) or heads; may be given twice."),
     ] = None,
     output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,

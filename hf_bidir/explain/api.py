@@ -19,7 +19,7 @@ from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text,
 from hf_bidir.explain.methods import sink_note
 from hf_bidir.explain.prediction import at_token, predictions
 from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
-from hf_bidir.explain.request import COEFFICIENTS, HEADS, TRACED, Request, why_fast
+from hf_bidir.explain.request import COEFFICIENTS, HEADS, Request, why_fast
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 
 ONE = str | Path | Image.Image
@@ -193,7 +193,8 @@ def _explanations(
         resolved = replace(resolved, method=LAYER_DEFAULT)
         scores = resolved.entry.scores(cache, resolved)
     for example, prediction, row in zip(examples, predicted, scores, strict=True):
-        by_token, sink = _by_token(example, row, resolved)
+        by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), resolved.entry.additive)
+        sink = sink_note(str(resolved.method), example.tokens, example.special, by_token)
         notes = [*_lost(example, processor), note, sink]
         explanation = Explanation(
             **vars(prediction),
@@ -205,12 +206,6 @@ def _explanations(
             notes=list(filter(None, notes)),
         )
         yield _with_figures(explanation, cache, resolved) if request.figures else explanation
-
-
-def _by_token(example: Example, scores: Tensor, request: Request) -> tuple[Tensor, str]:
-    """Scores `[tokens]` from those of an example's row, and a note where a sink holds them."""
-    by_token = example.by_token(scores[: len(example.token_of_piece)].cpu(), request.entry.additive)
-    return by_token, sink_note(str(request.method), example.tokens, example.special, by_token)
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -227,23 +222,16 @@ def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], 
 
 def _with_figures(explanation: Explanation, cache: ForwardCache, request: Request) -> Explanation:
     """The explanation with what was asked for beside the scores."""
-    example, figures = explanation.example, request.figures
-    coefficients, heads, traced = None, None, {}
-    if COEFFICIENTS in figures:
+    coefficients, heads = None, None
+    if COEFFICIENTS in request.figures:
         from hf_bidir.explain.coefficients import head_of_query
 
-        coefficients = head_of_query(cache, example, request)
-    if HEADS in figures:
+        coefficients = head_of_query(cache, explanation.example, request)
+    if HEADS in request.figures:
         from hf_bidir.explain.methods.contributions import head_contributions
 
         heads = head_contributions(cache, request)[0].sum(-1)
-    notes = [*explanation.notes]
-    for name in TRACED:
-        if name in figures:
-            alone = replace(request, method=name)
-            traced[name], sink = _by_token(example, alone.entry.scores(cache, alone)[0], alone)
-            notes += [sink] if sink else []
-    return replace(explanation, coefficients=coefficients, heads=heads, traced=traced, notes=notes)
+    return replace(explanation, coefficients=coefficients, heads=heads)
 
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
-COEFFICIENTS, HEADS, TRACED = "coefficients", "heads", ("rollout", "flow")  # figures beside the scores
-FIGURES = (COEFFICIENTS, HEADS, *TRACED)
+COEFFICIENTS, HEADS = FIGURES = "coefficients", "heads"  # beside the scores
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None
 
@@ -53,8 +52,7 @@ class Request:
         continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
             which a space separates from it, or of at most `new_tokens` greedily generated tokens.
         figures: what to compute beside the scores: "coefficients" of one head, by default that of the last layer which
-            adds most to the query that the output is read from; "heads", the contribution of each layer and head;
-            "rollout" and "flow", whose time grows fast with the length.
+            adds most to the query that the output is read from; "heads", the contribution of each layer and head.
         batch_size: texts that run together.
     """
 

@@ -70,8 +70,8 @@ class Explanation(Result):
         target: the explained class or token; None for a model without a head.
         instead_of: the class or token that the target is contrasted with, if any.
         notes: what limits the scores, a sentence each.
-        coefficients, heads, traced: the figures that were asked for: coefficients of one head; contributions of each
-            layer and head, summed over all tokens, `[layers, heads]`; and rollout and flow, `[tokens]` each.
+        coefficients, heads: the figures that were asked for: the coefficients of one head, and the contributions of
+            each layer and head, summed over all tokens, `[layers, heads]`.
     """
 
     example: Example
@@ -86,7 +86,6 @@ class Explanation(Result):
     notes: list[str] = field(default_factory=list)
     coefficients: "Coefficients | None" = None
     heads: Tensor | None = None
-    traced: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> list[str]:

@@ -74,16 +74,16 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
     source = (bert(), tokenizer(), "a good film")
     if kind == "image":
         source = (vit(), ViTImageProcessor(size={"height": 8, "width": 8}), picture())
-    found = explain(*source, "contributions", figures=["coefficients", "heads", "flow"])
+    found = explain(*source, "contributions", figures=["coefficients", "heads"])
     sections = list(sections_of(found))
-    shown = [found.scores, found.coefficients.values, found.traced["flow"]]
+    shown = [found.scores, found.coefficients.values]
     limits = [found.shown(scores)[1].abs().max().item() for scores in shown]
     assert [section.scale.limit for section in sections] == pytest.approx([*limits, found.heads.abs().max().item()])
-    assert [section.figure is not None for section in sections] == [kind == "image"] * 3 + [True]
+    assert [section.figure is not None for section in sections] == [kind == "image"] * 2 + [True]
     for page in (found.page(), found._repr_html_()):
         first, folded = page.split("<details>")
         headings = [part.count("<h2>") for part in (first, folded.split("</details>")[0])]
-        assert headings == [1, 3]
+        assert headings == [1, 2]
         assert first.count("How to read") == page.count("How to read") == 1
 
 

@@ -21,13 +21,13 @@ def run(*words):
 
 
 def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
-    result = run(checkpoint, f"{TEXT} <script>alert(1)</script>", "--figure", "flow", "--output", tmp_path / "out")
+    result = run(checkpoint, f"{TEXT} <script>alert(1)</script>", "--figure", "heads", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert ("&lt;script&gt;" in page, "<script" in page) == (True, False)
-    assert ("Maximum flow" in page, "Rollout" in page) == (True, False)
+    assert ("Contribution of each layer and head" in page, "Coefficients of layer" in page) == (True, False)
 
 
 def test_a_chosen_method_of_a_stock_checkpoint_is_named_without_the_default(stock_checkpoint, tmp_path):
@@ -63,17 +63,6 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, name
     *_, last = result.output.splitlines()
     assert (result.exit_code, last.startswith("error: "), named in last) == (2, True, True), result.output
     assert not (tmp_path / "out").exists()
-
-
-def test_an_earlier_explanation_is_replaced_and_another_page_is_refused(checkpoint, tmp_path):
-    run(checkpoint, TEXT, "--output", tmp_path / "out")
-    again = run(checkpoint, TEXT, "--output", tmp_path / "out")
-    assert (again.exit_code, "Replaced the earlier explanation" in again.output) == (0, True)
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "index.html").write_text("a page of someone else")
-    refused = run(checkpoint, TEXT, "--output", tmp_path / "site")
-    assert (refused.exit_code, "choose another --output" in refused.output.lower()) == (2, True)
-    assert (tmp_path / "site" / "index.html").read_text() == "a page of someone else"
 
 
 def test_the_default_explanation_of_a_text_imports_few_files_and_no_library_for_drawing():

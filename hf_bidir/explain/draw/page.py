@@ -90,8 +90,6 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
     if (head := result.coefficients) is not None:
         caption = f"{head.caption} {result.hidden(head.values)}"
         yield _section(result, head.heading, COEFFICIENT, head.values, caption=caption)
-    for name, scores in result.traced.items():
-        yield _section(result, result.caption(name), METHODS[name].unit, scores)
     if result.heads is not None and result.heads.numel() > 1:
         yield _heads(result.heads)
 
