@@ -71,10 +71,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text, method
 
 def _on_device(model: PreTrainedModel, example: Example) -> dict[str, Tensor]:
     device = device_of(model)
-    return {
-        "input_ids": example.inputs["input_ids"].to(device),
-        "attention_mask": example.inputs["attention_mask"].to(device),
-    }
+    return {name: example.inputs[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
 def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:

@@ -124,13 +124,14 @@ def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     words = encoding.word_ids()
     firsts = [_first_visible(text.written, *place) for place in offsets]
-    starts = _starts(text, dict(zip(reversed(words), reversed(firsts), strict=True)).values())
+    begun = {word: first for word, first in zip(reversed(words), reversed(firsts), strict=True)}
+    starts = _starts(text, begun.values())
     tokens: list[str] = []
     special: list[bool] = []
     token_of_piece: list[int] = []
     last = -1
     for piece, word, first in zip(pieces, words, firsts, strict=True):
-        place = -1 if word is None else bisect_right(starts, first) - 1
+        place = -1 if word is None else bisect_right(starts, first, hi=len(starts) - 1) - 1
         if place < 0:
             tokens.append(piece)
             special.append(True)
