@@ -124,7 +124,7 @@ def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     words = encoding.word_ids()
     firsts = [_first_visible(text.written, *place) for place in offsets]
-    begun = {word: first for word, first in zip(reversed(words), reversed(firsts), strict=True)}
+    begun = dict(zip(reversed(words), reversed(firsts), strict=True))
     starts = _starts(text, begun.values())
     tokens: list[str] = []
     special: list[bool] = []
