@@ -5,16 +5,14 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.cli import app
 from hf_bidir.explain import explain, head_contributions
 from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
 from hf_bidir.finetune.data.tokenizer import train_words
-from tests.explain.conftest import asked, saved, tokenizer, with_biases
+from tests.explain.conftest import asked, tokenizer, with_biases
 from tests.tiny_models import STOCK
 
 TEXT = "c a d b"
@@ -123,17 +121,6 @@ def test_pieces_of_a_source_word_are_taken_together():
     written = model.generate(**inputs)
     every = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0][0, 0]
     torch.testing.assert_close(found.scores[COEFFICIENT].sum(1), every.sum(1).detach())
-
-
-def test_the_command_writes_a_page_and_names_the_sources_of_every_word(tmp_path):
-    model = model_of()
-    folder = saved(model, TOKENIZER, tmp_path / "model")
-    result = CliRunner().invoke(app, ["explain", str(folder), TEXT, "--output", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    found = explain(model, TOKENIZER, TEXT)
-    assert found.explained in result.output
-    best = found.source[found.scores[CONTRIBUTION][0].abs().argmax()]
-    assert best in result.output.partition("first:\n")[2].splitlines()[0].split()
 
 
 def test_an_encoder_decoder_has_methods_of_its_own():
