@@ -20,7 +20,7 @@ from hf_bidir.explain import (
 )
 from hf_bidir.explain import request as requests
 from hf_bidir.explain.generation import prediction_scores
-from hf_bidir.explain.inputs.text import spelled, visible
+from hf_bidir.explain.inputs.text import shortened, spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import asked, saved, with_biases
 
@@ -206,6 +206,10 @@ def test_a_prompt_that_the_tokenizer_would_cut_is_refused(model):
     tokenizer.model_max_length = 4
     with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but .* reads at most 4"):
         explain(model, tokenizer, PROMPT * 3)
+
+
+def test_a_long_token_is_shortened_to_its_length():
+    assert [len(shortened("a" * length, 5)) for length in (4, 5, 6, 9)] == [4, 5, 5, 5]
 
 
 def test_blank_and_control_characters_become_visible():

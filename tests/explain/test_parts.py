@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hf_bidir.checkpoints.layer_hooks import kept_keys
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.cli import app
-from hf_bidir.explain import explain, read_text
+from hf_bidir.explain import ForwardCache, explain, read_text
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
@@ -84,6 +84,11 @@ def test_erasure_removes_a_segment_as_a_whole():
     kept[0, 1:5] = 0  # the first sentence
     without = model(**inputs | {"attention_mask": kept}).logits[0, 1]
     torch.testing.assert_close(found.scores[1], (whole - without).detach())
+
+
+def test_erasure_takes_a_pass_for_each_segment():
+    example = read_text(tokenizer(), segmented(TEXT, "sentences"), 20)
+    assert ForwardCache(bert(), example.inputs, example.token_of_piece[None]).passes == len(example.tokens) == 5
 
 
 def test_other_scores_of_a_segment_are_the_sum_over_its_words():

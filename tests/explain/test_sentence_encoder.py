@@ -144,6 +144,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     folder, _ = sentence_folder(tmp_path, similarity_fn_name="euclidean")
     with pytest.raises(ValueError, match=r"by euclidean; .* cosine and dot"):
         explain(*load_checkpoint(folder), TEXT, against=OTHER)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": False}))
+    settings = folder / "config_sentence_transformers.json"
+    told = json.loads(settings.read_text()) | {"prompts": {"q": "good "}, "default_prompt_name": "q"}
+    settings.write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="leaves its prompt out of the pooling"):
+        load_checkpoint(folder)
     modules = json.loads((folder / "modules.json").read_text())
     modules[1]["type"] = "elsewhere.Pooling"
     (folder / "modules.json").write_text(json.dumps(modules))

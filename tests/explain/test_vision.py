@@ -81,6 +81,10 @@ def test_an_explained_photograph_is_drawn_alone_and_under_its_scores(photo):
     np.testing.assert_allclose(second, found.scores[1:].unflatten(0, (12, 12)), atol=1e-6)
 
 
+def test_the_smallest_size_is_a_patch(photo):
+    assert read_image(model_of(), processor(), photo, size=2).grid == (1, 2)  # 2 x 3 pixels, rounded to even
+
+
 @pytest.mark.parametrize(
     ("image", "options", "named"),
     [
