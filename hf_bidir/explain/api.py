@@ -46,7 +46,7 @@ def explain(
         processor: its tokenizer, or image processor.
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
             `apply_chat_template`; or a list of such. `explain_each` takes a stream.
-        method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions and attnlrp.
+        method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions.
         choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, figures,
             batch_size: the fields of `Request`.
 

@@ -15,57 +15,50 @@ from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, record_maps
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
 from hf_bidir.explain.methods import sink_note
-from hf_bidir.explain.request import Request, methods_of, why_fast
+from hf_bidir.explain.registry import METHODS
+from hf_bidir.explain.request import Request, why_fast
 from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
-Rows = dict[str, list[Tensor]]  # scores [source] of each generated token, by unit
 ROWS = 16  # generated tokens explained in one batch
-CONTRIBUTION, RELEVANCE, MAGNITUDE, COEFFICIENT = "a · ∂y/∂a", "relevance", "mean |a|", "coefficient a"
-WHAT = {"contributions": f"Contributions {CONTRIBUTION}", "attnlrp": "Relevance (AttnLRP)"}
-SUPPORTS = "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable"
+CONTRIBUTION, MAGNITUDE, COEFFICIENT = METHODS["contributions"].unit, "mean |a|", "coefficient a"
 
 
 def explain_generated(model: PreTrainedModel, tokenizer: Any, text: str | Text, request: Request) -> Alignment:
     """The alignment of what an encoder-decoder generates, or of what follows a prompt, once the request is checked."""
     if model.config.is_encoder_decoder:
-        return _translated(model, tokenizer, text, request.method or "contributions")
+        return _translated(model, tokenizer, text)
     return _continued(model, tokenizer, Text(text) if isinstance(text, str) else text, request)
 
 
-def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text, method: str) -> Alignment:
+def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Alignment:
     """Generate text greedily, and explain each generated token by the source tokens.
 
-    By "contributions" `a · ∂y/∂a`, summed over the layers and heads of cross-attention, or by "attnlrp" the relevance
-    of the source's embeddings. `y` is the generated token's logit minus the mean of all logits, because a shift of all
-    logits changes no prediction. It covers this step alone, without its effect on later steps. At `λ = 1` negating all
-    coefficients and the weights applied to the context changes neither outputs nor contributions.
+    Their contributions are `a · ∂y/∂a`, summed over the layers and heads of cross-attention. `y` is the generated
+    token's logit minus the mean of all logits, because a shift of all logits changes no prediction. It covers this step
+    alone, without its effect on later steps. At `λ = 1` negating all coefficients and the weights applied to the
+    context changes neither outputs nor contributions.
 
     With them come the coefficients of a model with one query per step, or the mean magnitude over layers and heads.
     """
-    name = type(model).__name__
-    if method not in methods_of(model):
-        raise ValueError(f"{name} is explained by {' or '.join(methods_of(model))}; got the method {method!r}.")
     if model.main_input_name != "input_ids" or not model.can_generate():
-        raise ValueError(f"expected a signed encoder-decoder that generates text; got {name}.")
+        raise ValueError(f"expected a signed encoder-decoder that generates text; got {type(model).__name__}.")
     example = read_text(tokenizer, text, text_limit(model, tokenizer))
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         inputs = _on_device(model, example)
         ids = model.generate(**inputs, num_beams=1, do_sample=False)
-        inputs["decoder_input_ids"] = ids[:, :-1]
-        explained = _relevance if method == "attnlrp" else _contributions
-        rows = explained(model, inputs, ids[0, 1:])
+        rows = _contributions(model, inputs | {"decoder_input_ids": ids[:, :-1]}, ids[0, 1:])
     generated = tokenizer.decode(ids[0], skip_special_tokens=True)
     cut = f" The source was truncated by {example.truncated} tokens." if example.truncated else ""
     return Alignment(
         source=[visible(token) for token in example.tokens],
         written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=f'Generated: "{visible(generated)}".{cut}',
-        what=f"{WHAT[method]} of source words to y, {LOGIT}",
+        what=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}",
         scores={unit: example.by_token(torch.stack(scores).cpu()) for unit, scores in rows.items()},
         first_length=len(example.tokens),
-        how_to_read=SUPPORTS,
+        how_to_read=METHODS["contributions"].how_to_read,
     )
 
 
@@ -80,7 +73,7 @@ def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
     return chosen.squeeze(-1) - logits.mean(-1)
 
 
-def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> Rows:
+def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> dict[str, list[Tensor]]:
     """Contributions of the source tokens `[source]` for each generated id, and the attention to them, by unit."""
     crossing, between_tokens = set[nn.Module](), attends_between_tokens(model)
 
@@ -107,27 +100,6 @@ def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Te
         attended.append(magnitude if between_tokens else coefficients[0, 0])
     unit = MAGNITUDE if between_tokens else COEFFICIENT
     return {CONTRIBUTION: contributions, unit: attended}
-
-
-def _relevance(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> Rows:
-    """The relevance of the source tokens `[source]` for each generated id, with the ids before it given."""
-    from hf_bidir.explain.methods.attnlrp import relevance_rules
-
-    embedding = model.get_encoder().get_input_embeddings()
-    start = embedding(inputs["input_ids"]).detach().requires_grad_()
-    calls: list[nn.Module] = []
-
-    def first_call_of_the_encoder(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
-        calls.append(module)  # the decoder may share the embedding
-        return start.clone() if len(calls) == 1 else output
-
-    with hooked([embedding], after=first_call_of_the_encoder), relevance_rules(model):
-        logits = model(**inputs).logits[0]
-    rows = []
-    for y in _explained_logits(logits, ids):
-        (gradient,) = torch.autograd.grad(y, start, retain_graph=True)
-        rows.append((start * gradient)[0].sum(-1).detach())
-    return {RELEVANCE: rows}
 
 
 def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Request) -> Alignment:

@@ -93,8 +93,7 @@ class Request:
             if name not in FIGURES:
                 raise ValueError(f"expected figures {', '.join(FIGURES)}, got {name!r}.")
         self._check_generation(model)
-        if not model.config.is_encoder_decoder:
-            self.resolved(model)
+        self.resolved(model)
         if self.against is None:
             return model
         if not takes_embedding(model):
@@ -149,10 +148,7 @@ def _check_method(model: PreTrainedModel, name: str, layer: int | None, head: in
         raise ValueError(f"{name} covers all heads of a layer; leave out head, or choose another method.")
     supported = methods_of(model)
     if name not in supported:
-        needed = "an output that is read from a single token" if pools_tokens(model) else "attention between tokens"
-        raise ValueError(
-            f"{name} needs {needed}, which {type(model).__name__} does not have; choose one of {', '.join(supported)}."
-        )
+        raise ValueError(f"{name} does not apply to {type(model).__name__}; choose one of {', '.join(supported)}.")
 
 
 def check_position(model: PreTrainedModel, position: Position) -> None:
@@ -168,7 +164,7 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model, by its inputs and its attention."""
     if model.config.is_encoder_decoder:
-        return ["contributions", "attnlrp"] if attends_between_tokens(model) else ["contributions"]
+        return ["contributions"]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)
     return [
         name

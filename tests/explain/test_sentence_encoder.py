@@ -130,7 +130,7 @@ def test_rollout_of_a_mean_is_that_of_all_tokens_and_of_a_class_token_its_own(me
         ({"against": " "}, "' '"),
         ({"position": 2}, "leave out position"),
         ({"target": 1}, "got target 1"),
-        ({"method": "flow"}, "flow needs"),
+        ({"method": "flow"}, "flow does not apply"),
     ],
 )
 def test_bad_input_is_one_error_with_the_expectation(mean, options, message):
