@@ -82,11 +82,6 @@ class Splits:
         mapped = {name: split.map(function, **options) for name, split in self}
         return replace(self, **mapped)
 
-    def note(self, sentence: str) -> None:
-        """Add a note, and log it."""
-        logger.warning(sentence)
-        self.notes.append(sentence)
-
 
 def raw_splits(data: SourceArguments, *columns: Column) -> dict[str, Dataset]:
     """The splits that `data` names, with these columns alone; files override a data set name.
@@ -208,22 +203,24 @@ def finished(
     if most and most < len(raw["train"]):
         raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(most))
         notes.append(f"Trained on a random sample of {most} rows only.")
-    splits = Splits(
+    for note in notes:
+        logger.warning(note)
+    return Splits(
         train=raw["train"],
         validation=raw["validation"],
         test=raw.get("test"),
         names=list(names),
+        notes=notes,
         values=list(values),
     )
-    for note in notes:
-        splits.note(note)
-    return splits
 
 
 def without_test(raw: dict[str, Dataset]) -> dict[str, Dataset]:
     """Train and validation; the test split is used as validation where there is no other."""
     test = raw.pop("test", None)
-    return raw if test is None else {"validation": test} | raw
+    if test is not None:
+        raw.setdefault("validation", test)
+    return raw
 
 
 def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
