@@ -72,7 +72,7 @@ def main(options: Options = None) -> dict[str, Any]:
         tokenizer = saved_tokenizer(source, config)
     else:
         tokenizer = train_words(
-            splits.train["text"], vocab_size=shape.vocab_size, max_length=data.max_length, lowercase=shape.lowercase
+            splits.train["text"][:], vocab_size=shape.vocab_size, max_length=data.max_length, lowercase=shape.lowercase
         )
         config = recurrent_config(shape, tokenizer, data.max_length, splits.names)
     if data.truncation_side:

@@ -112,7 +112,7 @@ def main(options: Options = None) -> dict[str, Any]:
         config = checkpoint_config(HEAD, shape, names=[])
         tokenizer = saved_tokenizer(source, config)
     else:
-        texts = [*splits.train["source"], *splits.train["target"]]
+        texts = splits.train["source"][:] + splits.train["target"][:]
         size = {"vocab_size": shape.vocab_size, "max_length": data.max_length}
         tokenizer = train_words(texts, **size, lowercase=shape.lowercase, unit=shape.unit, ends=True)
         config = recurrent_config(shape, tokenizer, data.max_length)

@@ -88,7 +88,7 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         configure = partial(scratch_config, BidirBertConfig, shape, splits.names, pad_token_id=0)
         configure(max_position_embeddings=data.max_length)  # refuses bad options before the vocabulary is trained
         tokenizer = train_wordpiece(
-            splits.train["text"], vocab_size=shape.vocab_size, max_length=data.max_length, lowercase=shape.lowercase
+            splits.train["text"][:], vocab_size=shape.vocab_size, max_length=data.max_length, lowercase=shape.lowercase
         )
         config = configure(max_position_embeddings=data.max_length, vocab_size=len(tokenizer))
     if data.truncation_side:

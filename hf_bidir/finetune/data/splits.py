@@ -44,7 +44,7 @@ def has_text(text: str | None) -> bool:
 
 def blank_rows(split: Dataset, name: str, column: str) -> list[int]:
     """The rows without a text."""
-    return [row for row, text in enumerate(split[column]) if not has_text(text)]
+    return [row for row, text in enumerate(split[column][:]) if not has_text(text)]
 
 
 LABEL = Column("label", ("label", "labels"), None, read_table, blank_rows)
@@ -157,7 +157,7 @@ def labelled_split(
 ) -> Dataset:
     """A split whose labels are classes of a model, in the first of these orders that has one; errors as above."""
     split = with_label_texts(split)
-    present = set(split["label"])
+    present = set(split["label"][:])
     values = next((order for order in orders if present.intersection(order)), orders[0])
     problems = unusable_rows(split, name, column, LABEL)
     notes: list[str] = []
@@ -236,7 +236,7 @@ def with_label_texts(split: Dataset) -> Dataset:
     """The split with its labels as texts, the same for 1 and 1.0, and None for none."""
     feature = split.features["label"]
     labels: list[str | None] = []
-    for value in split["label"]:
+    for value in split["label"][:]:
         if isinstance(feature, ClassLabel) and value is not None:
             value = feature.int2str(value) if value >= 0 else None  # -1 stands for none
         if isinstance(value, float) and value.is_integer():
@@ -267,8 +267,8 @@ def _encoded(
     notes: list[str],
 ) -> Dataset:
     """The rows without problems, with the indices of `values` as labels; another label is a problem."""
-    labels = split["label"][:]
-    unknown = [row for row, label in enumerate(labels) if label not in values and row not in problems]
+    labels, known = split["label"][:], set(values)
+    unknown = [row for row, label in enumerate(labels) if label not in known and row not in problems]
     different = sorted({labels[row] for row in unknown})
     reason = f"unknown labels {listed(different)}; known are {listed(values)}"
     problems |= dict.fromkeys(unknown, reason)
@@ -278,7 +278,7 @@ def _encoded(
 
 def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
     """Replace a test split without labels (GLUE hides them as -1) by the validation split; return notes."""
-    if "test" not in raw or set(raw["test"]["label"]) - {None, "-1"}:
+    if "test" not in raw or set(raw["test"]["label"][:]) - {None, "-1"}:
         return []
     del raw["test"]
     if "validation" in raw:

@@ -95,7 +95,7 @@ def tokenize_pairs(
 
     tokenized = splits.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
     for name, split in tokenized:
-        longest = max(map(len, split["labels"]))
+        longest = max(map(len, split["labels"][:]))
         if longest > max_target_length:
             raise InputError(
                 f"expected targets of at most {max_target_length} tokens (--max_target_length); the longest in the "
