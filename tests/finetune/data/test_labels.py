@@ -6,6 +6,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data import sources
+from hf_bidir.finetune.data.checks import listed
 from hf_bidir.finetune.data.splits import labelled_splits, with_label_texts
 from hf_bidir.finetune.data.text_data import TEXT, read_texts
 
@@ -36,8 +37,9 @@ def test_a_tenth_of_the_training_data_is_held_out_by_class_in_order_and_the_note
 
 
 def test_a_sample_of_the_training_rows_leaves_the_validation_rows_alone(train):
-    splits = read(train, max_train_samples=8)
-    assert (len(splits.train), len(splits.validation)) == (8, 4)
+    for most, rows, notes in ((8, 8, 2), (36, 36, 1)):
+        splits = read(train, max_train_samples=most)
+        assert (len(splits.train), len(splits.validation), len(splits.notes)) == (rows, 4, notes)
 
 
 def test_class_names_name_the_sorted_label_values(tmp_path):
@@ -74,6 +76,7 @@ def test_class_labels_of_two_splits_are_matched_by_name():
     [
         ({"train_file": None}, "--train_file, or --dataset_name"),
         ({"train_file": None, "test_file": "t.csv"}, "--train_file"),
+        ({"train_file": None, "test_file": "t.csv", "dataset_name": "digits"}, "without other files"),
         ({"train_file": "nowhere.csv"}, "nowhere.csv"),
         ({"text_column": "txt"}, '--text_column.*"text"'),
         ({"text_column": "label"}, "text and label; got label"),
@@ -148,6 +151,7 @@ def test_the_report_of_a_large_table_is_short(tmp_path):
     with pytest.raises(InputError, match="line 102, 103, 104, 105, 106 and 195 more") as error:
         read(write(tmp_path / "train.csv", ["x"] * 400, [f"{row % 300} words" for row in range(400)]))
     assert len(str(error.value)) < 1000
+    assert listed(list(range(5))) == "0, 1, 2, 3, 4"
 
 
 def hub(monkeypatch, column="label", **labels):
