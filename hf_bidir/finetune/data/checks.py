@@ -33,11 +33,11 @@ def find_column(split: Dataset, name: str, data: SourceArguments, column: "Colum
     )
 
 
-def unusable_rows(split: Dataset, name: str, *columns: "Column") -> dict[int, str]:
+def unusable_rows(split: Dataset, *columns: "Column") -> dict[int, str]:
     """The problem of each row that lacks an entry in one of the columns."""
     problems: dict[int, str] = {}
     for column in columns:
-        for row in column.unusable(split, name, column.name):
+        for row in column.unusable(split, column.name):
             problems.setdefault(row, f"no {column.name}")
     return problems
 

@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 HALF = (0.5, 0.5, 0.5)
 
 
-def unreadable_rows(split: Dataset, name: str, column: str) -> list[int]:
+def unreadable_rows(split: Dataset, column: str) -> list[int]:
     """Open every image once; the rows where that fails, whose files are logged."""
     rows = []
     stored = split.cast_column(column, Image(decode=False))
-    for row in tqdm(range(len(split)), desc=f"checking {name} images", disable=len(split) < 5000):
+    for row in tqdm(range(len(split)), desc="checking images", disable=len(split) < 5000):
         try:
             open_image(split[row][column])
         except Exception as error:
             image = stored[row][column] or {}
             file = image.get("path")
-            logger.warning("Row %d of the %s split has no readable image (%s): %s", row, name, file, error)
+            logger.warning("Row %d has no readable image (%s): %s", row, file, error)
             rows.append(row)
     return rows
 

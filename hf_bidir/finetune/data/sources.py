@@ -47,10 +47,12 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
     Raises:
         InputError: the file is missing, has another suffix or cannot be read.
     """
-    file = _existing(path)
-    if not is_table(path):
+    file = Path(path)
+    if not file.exists():
+        raise InputError(f"expected a data file at {path}; there is no such file or folder")
+    builder = BUILDERS.get(file.suffix.lower())
+    if builder is None:
         raise InputError(f"expected a file that ends in {', '.join(BUILDERS)}; got {file}")
-    builder = BUILDERS[file.suffix.lower()]
     options: dict[str, Any] = {}
     with as_input_error(f"cannot read {file}: "):
         if builder == "csv":
@@ -68,7 +70,7 @@ def read_images(path: str) -> Dataset:
     Raises:
         InputError: the path is missing or cannot be read, or the folder holds several splits.
     """
-    folder = _existing(path)
+    folder = Path(path)
     if not folder.is_dir():
         return read_table(path)
     splits = sorted(inside.name for inside in folder.iterdir() if inside.name.lower() in SPLIT_FOLDERS)
@@ -115,12 +117,6 @@ def read_digits() -> dict[str, Dataset]:
     train, validation = train_test_split(rest, test_size=0.125, random_state=0, stratify=classes[rest])
     splits = {"train": train, "validation": validation, "test": test}
     return {name: images.select(chosen) for name, chosen in splits.items()}
-
-
-def _existing(path: str) -> Path:
-    if not Path(path).exists():
-        raise InputError(f"expected a data file at {path}; there is no such file or folder")
-    return Path(path)
 
 
 def _load(source: str, files: Iterable[Path], **options: Any) -> Any:

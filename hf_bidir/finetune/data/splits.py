@@ -27,14 +27,14 @@ class Column:
         guesses: its usual names in data.
         kind: the feature that it becomes; None keeps its own.
         read: reads a file that has it.
-        unusable: the rows of a split without a usable entry, from the rows and the names of split and column.
+        unusable: the rows of a split without a usable entry in the column of this name.
     """
 
     name: str
     guesses: tuple[str, ...]
     kind: Value | Image | None
     read: Callable[[str], Dataset]
-    unusable: Callable[[Dataset, str, str], list[int]]
+    unusable: Callable[[Dataset, str], list[int]]
 
 
 def has_text(text: str | None) -> bool:
@@ -42,7 +42,7 @@ def has_text(text: str | None) -> bool:
     return bool(text and text.strip())
 
 
-def blank_rows(split: Dataset, name: str, column: str) -> list[int]:
+def blank_rows(split: Dataset, column: str) -> list[int]:
     """The rows without a text."""
     return [row for row, text in enumerate(split[column][:]) if not has_text(text)]
 
@@ -131,7 +131,7 @@ def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column
     """
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    problems = unusable_rows(raw["train"], "train", column, LABEL)
+    problems = unusable_rows(raw["train"], column, LABEL)
     labels = raw["train"]["label"][:]
     counts = Counter(label for row, label in enumerate(labels) if row not in problems)
     if "validation" not in raw:
@@ -147,7 +147,7 @@ def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column
         raise InputError(f"expected {len(values)} different class names, for the labels {listed(values)}; got {names}")
     for name, split in raw.items():
         if name != "train":
-            problems = unusable_rows(split, name, column, LABEL)
+            problems = unusable_rows(split, column, LABEL)
         raw[name] = _encoded(split, name, problems, data, values, notes)
     return finished(raw, notes, data, names, values)
 
@@ -159,7 +159,7 @@ def labelled_split(
     split = with_label_texts(split)
     present = set(split["label"][:])
     values = next((order for order in orders if present.intersection(order)), orders[0])
-    problems = unusable_rows(split, name, column, LABEL)
+    problems = unusable_rows(split, column, LABEL)
     notes: list[str] = []
     split = _encoded(split, name, problems, data, values, notes)
     for note in notes:
@@ -171,7 +171,7 @@ def unlabelled_splits(raw: dict[str, Dataset], data: SourceArguments, *columns: 
     """Check the columns of splits without classes, and hold out a validation split if there is none."""
     notes: list[str] = []
     for name, split in raw.items():
-        problems = unusable_rows(split, name, *columns)
+        problems = unusable_rows(split, *columns)
         raw[name] = without_rows(split, name, problems, data, notes)
     return finished(raw, notes, data)
 
