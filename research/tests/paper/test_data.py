@@ -1,10 +1,14 @@
 """The experiments of the repository, their variants, and their data as files."""
 
+import gzip
+
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError
+from research.idx import read_idx
 from research.paper.data import data_files, splits_of
 from research.paper.experiments import GROUPS, VARIANTS, Experiment, mean_pooling, read_experiments
 from research.paper.repeats import without_repeats
@@ -78,3 +82,13 @@ def test_a_text_repeats_another_by_its_beginning_or_by_half_of_its_8_grams(later
     cleaned = without_repeats({name: Dataset.from_dict({"text": texts}) for name, texts in splits.items()})
     assert cleaned["train"]["text"][:] == splits["train"]
     assert cleaned["test"]["text"][:] == ([later] if stays else []) + ["a new text"]
+
+
+def test_idx_files_become_images_with_labels(tmp_path):
+    pixels, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([7, 9], np.uint8)
+    for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+        header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+        (tmp_path / f"train-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    rows = read_idx(tmp_path, "train")
+    assert [np.asarray(image).tolist() for image in rows["image"]] == pixels.tolist()
+    assert rows["label"][:] == [7, 9]
