@@ -29,11 +29,13 @@ NO_IMAGE = "There is nothing to explain yet: upload an image."
 def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
     """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
     path = Path(checkpoint)
-    for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
-        head, found, tail = path.name.rpartition(one)
-        if found:
-            named = [name for name in checkpoints if Path(name).name == head + other + tail]
-            return next((name for name in named if Path(name).parent == path.parent), next(iter(named), None))
+    for activation, counterpart in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
+        before, separator, after = path.name.rpartition(activation)
+        if not separator:
+            continue
+        named = [name for name in checkpoints if Path(name).name == f"{before}{counterpart}{after}"]
+        beside = [name for name in named if Path(name).parent == path.parent]
+        return next(iter(beside + named), None)
     return None
 
 
@@ -61,8 +63,10 @@ def examples_of(checkpoint: str) -> list[str]:
     """Texts, or image files."""
     model, processor = loaded(checkpoint)
     if takes_images(checkpoint):
-        fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
-        return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
+        name = Path(checkpoint).name
+        folders = [folder for folder in sorted(EXAMPLES.iterdir()) if name.startswith(folder.name)]
+        folder = folders[0] if folders else EXAMPLES / "digits"
+        return sorted(map(str, folder.glob("*.png")))
     if not kind_of(model).names_tokens:
         return list(SENTENCES)
     if "MaskedLM" in type(model).__name__:
@@ -71,7 +75,7 @@ def examples_of(checkpoint: str) -> list[str]:
 
 
 def explanations(
-    names: list[str], given: Any, method: str, target: str, head: Sequence[int] = ()
+    names: list[str], text_or_image: Any, method: str, target: str, head: Sequence[int] = ()
 ) -> tuple[list[Explanation | Alignment], list[str]]:
     """Each model's explanation, and the predicted classes, none for a given target or for models without classes.
 
@@ -83,12 +87,13 @@ def explanations(
     if head:
         takes_head = method != DEFAULT and METHODS[method].takes_head
         choices |= {"layer": head[0], "head": head[1], "method": method if takes_head else None}
-    results = [explain(*loaded(name), given, **choices) for name in names]
+    results = [explain(*loaded(name), text_or_image, **choices) for name in names]
     if target != PREDICTED:
         return results, []
     classes = [name for name in map(predicted_class, names, results) if name is not None]
     if len(set(classes)) > 1:
-        results[1] = explain(*loaded(names[1]), given, **choices | {"target": classes[0]})
+        choices["target"] = classes[0]
+        results[1] = explain(*loaded(names[1]), text_or_image, **choices)
     return results, classes
 
 

@@ -97,8 +97,8 @@ def _connect(checkpoints: list[str], go: gr.Button, parts: dict[str, Any]) -> No
     """The events after a choice. All share one queue, so the page ends with the result of the last one."""
 
     def explain_again(checkpoint, method, target, head, text, image):
-        given = image if takes_images(checkpoint) else text
-        return _updates(explained(checkpoints, checkpoint, method, target, head, given), OUTPUTS)
+        text_or_image = image if takes_images(checkpoint) else text
+        return _updates(explained(checkpoints, checkpoint, method, target, head, text_or_image), OUTPUTS)
 
     def open_model(checkpoint):
         try:
@@ -176,29 +176,32 @@ def _buttons(examples: list[str], images: bool) -> str:
 
 
 def explained(
-    checkpoints: list[str], checkpoint: str, method: str, target: str, head: str, given: str | None
+    checkpoints: list[str], checkpoint: str, method: str, target: str, head: str, text_or_image: str | None
 ) -> Properties:
     """The explanation of a text or an image file by a checkpoint and its counterpart, or one line with the error."""
     other = counterpart_of(checkpoint, checkpoints)
     names = [checkpoint, other] if other else [checkpoint]
-    given, images = given or "", False
+    text_or_image = text_or_image or ""
+    images = False
     try:
         images = takes_images(checkpoint)
-        # also limits requests that bypass the page; with a leading space, a text cannot name a file
-        shown = given if images else f" {given.strip()[:LONGEST]}"
-        if not shown.strip():
+        if not text_or_image.strip():
             return refused(NO_IMAGE if images else NO_TEXT)
-        sides = _sides(names, shown, method, target, [int(index) for index in head.split()])
+        if not images:  # also limits requests that bypass the page; with a leading space, a text cannot name a file
+            text_or_image = f" {text_or_image.strip()[:LONGEST]}"
+        layer_and_head = [int(index) for index in head.split()]
+        results, classes = explanations(names, text_or_image, method, target, layer_and_head)
     except (ValueError, OSError) as error:
-        # the folder of an upload is not the visitor's
-        return refused(str(error).replace(given, Path(given).name) if given and images else str(error))
-    return {"message": GONE, "side 0": GONE, "side 1": GONE} | sides
+        reason = str(error)
+        if images:  # the folder of an upload is not the visitor's
+            reason = reason.replace(text_or_image, Path(text_or_image).name)
+        return refused(reason)
+    return {"message": GONE, "side 0": GONE, "side 1": GONE} | _sides(names, results, verdict(classes))
 
 
-def _sides(names: list[str], given: str, method: str, target: str, head: list[int]) -> Properties:
+def _sides(names: list[str], results: list[Explanation | Alignment], agreement: str) -> Properties:
     """Each model's explanation under its name, on a common colour scale."""
-    results, classes = explanations(names, given, method, target, head)
-    scale, agreement = _common_scale(results), verdict(classes)
+    scale = _common_scale(results)
     sides = {}
     for side, path, result in zip(OUTPUTS[1:], names, results, strict=False):
         name = Path(path).name

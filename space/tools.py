@@ -49,7 +49,7 @@ def add_tools(checkpoints: list[str]) -> None:
         Returns:
             JSON: per model its name, whether it takes a text or an image, the methods that explain it, an example text.
         """
-        return json.dumps([_described(*one) for one in offered.items()])
+        return json.dumps([_described(name, checkpoint) for name, checkpoint in offered.items()])
 
     def explain(model: str, text: str = "", image: str = "", method: str = "", target: str = "") -> str:
         """Explain which words of a text, or patches of an image, support a model's prediction and which oppose it.
@@ -74,15 +74,19 @@ def add_tools(checkpoints: list[str]) -> None:
                 raise ValueError(f"there is no model {model!r}; choose one of: {', '.join(offered)}.")
             other = counterpart_of(offered[model], checkpoints)
             names = [offered[model], other] if other else [offered[model]]
-            given = _image(image) if takes_images(names[0]) else _text(text)
-            found, classes = explanations(names, given, method or DEFAULT, target or PREDICTED)
-            predicted = classes or [_prediction(*one, given) for one in zip(names, found, strict=True)]
+            text_or_image = _image(image) if takes_images(names[0]) else _text(text)
+            results, classes = explanations(names, text_or_image, method or DEFAULT, target or PREDICTED)
+            predicted = classes or [_prediction(name, text_or_image) for name in names]
         except (ValueError, OSError) as error:
             raise gr.Error(str(error), print_exception=False) from error
-        both = len(predicted) > 1 and predicted[0] is not None
-        told = {"agree": len(set(predicted)) == 1 if both else None, "verdict": verdict(classes)}
-        told |= {"truncated": len(text.strip()) > LONGEST, "models": list(map(_numbers, names, found, predicted))}
-        return json.dumps(told)
+        comparable = len(predicted) > 1 and predicted[0] is not None
+        answer = {
+            "agree": len(set(predicted)) == 1 if comparable else None,
+            "verdict": verdict(classes),
+            "truncated": len(text.strip()) > LONGEST,
+            "models": list(map(_numbers, names, results, predicted)),
+        }
+        return json.dumps(answer)
 
     for tool in (models, explain):
         gr.api(tool, concurrency_id="page")
@@ -120,15 +124,17 @@ def _image(data: str) -> Image.Image:
     raise ValueError(f"expected an image of at most {MEGAPIXELS} megapixels; make it smaller.")
 
 
-def _prediction(checkpoint: str, one: Explanation | Alignment, given: Any) -> str | None:
-    """The class that a classifier predicts, of which another one was explained."""
-    if isinstance(one, Alignment) or predicted_class(checkpoint, one) is None:
+def _prediction(checkpoint: str, text_or_image: Any) -> str | None:
+    """The class that a classifier predicts, of which another one was explained; None for other models."""
+    model = loaded(checkpoint)[0]
+    if "Classification" not in type(model).__name__:
         return None
-    return predicted_class(checkpoint, explain(*loaded(checkpoint), given))
+    return predicted_class(checkpoint, explain(*loaded(checkpoint), text_or_image))
 
 
-def _numbers(checkpoint: str, one: Explanation | Alignment, prediction: str | None) -> dict[str, Any]:
+def _numbers(checkpoint: str, result: Explanation | Alignment, prediction: str | None) -> dict[str, Any]:
     name = Path(checkpoint).name
     attention = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
-    numbers = one.to_dict() if isinstance(one, Explanation) else {}
-    return {"model": name, "attention": attention, "prediction": prediction, "summary": one.summary(), **numbers}
+    numbers = result.to_dict() if isinstance(result, Explanation) else {}
+    numbers |= {"model": name, "attention": attention, "prediction": prediction, "summary": result.summary()}
+    return numbers

@@ -9,9 +9,8 @@ import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
-from hf_bidir.explain import METHODS, ForwardCache, edge_contributions, head_contributions, token_scores, value_weighted
+from hf_bidir.explain import METHODS, ForwardCache, edge_contributions, token_scores, value_weighted
 from hf_bidir.explain.forward import record_coefficients
-from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, PICTURES, TEXTS, asked, family, flip_heads, inputs_of, picture, saved
 
 REGISTERS = "Dinov2WithRegistersForImageClassification"
@@ -77,14 +76,6 @@ def test_weighted_values_are_the_norm_of_what_an_edge_adds_to_the_output(name):
             model(**inputs)
     change = outputs[len(outputs) // 2 - 1] - outputs[-1]
     torch.testing.assert_close(norms[-1][:, 0, query, key], change[:, query].norm(dim=-1), atol=1e-4, rtol=1e-3)
-
-
-def test_a_layer_that_runs_several_times_has_as_many_contributions():
-    model = family("AlbertForSequenceClassification")
-    assert len(signed_layers(model)) == 1
-    assert asked(head_contributions, model, inputs_of(model)).shape == (2, 3, 2, 6)
-    with pytest.raises(ValueError, match="layer 3 does not exist; choose 0 to 2"):
-        token_scores(model, inputs_of(model), "rollout", layer=3)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hf_bidir.explain import explain, image_heatmap, score_grid
-from hf_bidir.explain.draw.figures import COLORS, Scale, draw_words
-from tests.explain.conftest import bert, tokenizer
+from hf_bidir.explain import image_heatmap, score_grid
+from hf_bidir.explain.draw.figures import Scale, draw_words
 
 IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 
@@ -45,22 +43,6 @@ def test_a_patch_with_score_zero_shows_the_image_untouched_and_without_negative_
     assert alpha[1:].max() == 0
     blank = image_heatmap(IMAGES[:1], np.zeros((1, 4, 4)))
     assert blank.axes[0].images[0].get_clim() == (IMAGES[0].min(), IMAGES[0].max())
-
-
-@pytest.mark.parametrize("brightness", [0, 255])
-def test_patches_have_the_colours_of_the_bar_on_any_image(brightness):
-    scores = np.zeros((1, 2, 2))
-    scores[0, 0], scores[0, 1] = (1.0, 0.5), (-0.5, -1.0)
-    figure = image_heatmap(np.full((1, 32, 32), brightness, np.uint8), scores)
-    figure.set_dpi(60)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
-    panel = figure.axes[0].get_window_extent()
-    for (down, across), score in np.ndenumerate(scores[0]):
-        column = int(panel.x0 + (0.1 + 0.8 * across) * panel.width)  # off the marks in the middle of patches
-        row = int(len(pixels) - panel.y1 + (0.1 + 0.8 * down) * panel.height)
-        np.testing.assert_allclose(pixels[row, column], COLORS(0.5 + score / 2)[:3], atol=0.2)
 
 
 def test_a_figure_carries_titles_unit_and_caption():
@@ -105,16 +87,13 @@ def test_a_grid_has_a_signed_number_in_every_strong_cell():
 
 
 def test_the_figure_of_a_text_has_its_words_in_lines_with_their_numbers():
-    found = explain(bert(), tokenizer(), "a good bad film ! " * 2, "erasure", target=1)
-    scores = found.scores[1:-1]
+    words, scores = "abcdefghijklm", np.linspace(-1, 1, 13)
     scale = Scale.of(scores)
-    texts = draw_words(found.tokens[1:-1], scores.numpy(), unit="Δy", scale=scale, caption="").axes[0].texts
-    assert [text.get_text() for text in found.plot().axes[0].texts] == [text.get_text() for text in texts]
-    expected = [
-        f"{word}\n{scale.number(score)}" for word, score in zip(found.tokens[1:-1], scores.tolist(), strict=True)
+    texts = draw_words(words, scores, unit="Δy", scale=scale, caption="").axes[0].texts
+    assert [text.get_text() for text in texts] == [
+        f"{word}\n{scale.number(s)}" for word, s in zip(words, scores, strict=True)
     ]
-    assert [text.get_text() for text in texts] == expected
-    assert [text.get_position() for text in texts] == [(place % 10, place // 10) for place in range(len(scores))]
+    assert [text.get_position() for text in texts] == [(place % 10, place // 10) for place in range(13)]
 
 
 @pytest.mark.parametrize(("value", "number"), [(0.00099, "≈0"), (0.001, "+0.001"), (-1.0, "−1"), (0.0, "0")])

@@ -56,11 +56,11 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         whole = readout(outputs)
         effects = torch.zeros(len(whole), text.length, dtype=whole.dtype, device=whole.device)
         for examples, tokens in _chunks(model, text.keep & begins, chunk_size):
-            others = units[examples] != units[examples, tokens].unsqueeze(1)
+            remains = units[examples] != units[examples, tokens].unsqueeze(1)
             rows = {name: value[examples] for name, value in text.inputs.items()}
             if takes_embedding(model):
-                rows["pooled"] = others
-            with _attending_only(model, others[:, None, None], rescale):
+                rows["pooled"] = remains
+            with _attending_only(model, remains[:, None, None], rescale):
                 remaining = model(**rows, return_dict=True)
             if not shared:
                 effects[examples, tokens] = whole[examples] - readout.of(examples)(remaining)
@@ -96,7 +96,8 @@ def erasure_by_token(cache: ForwardCache, request: Request, *, chunk_size: int =
                 patches = tokens - leading_tokens(model, rows["pixel_values"], cache.length)
                 rows["pixel_values"] = _painted(rows["pixel_values"], patches, patch_size(model))
             else:
-                rows, part = _shortened(rows, tokens), _moved(part, tokens)
+                rows = _shortened(rows, tokens)
+                part = _moved(part, tokens)
             effects[examples, tokens] = whole[examples] - part(model(**rows, return_dict=True))
     return effects
 
@@ -104,9 +105,10 @@ def erasure_by_token(cache: ForwardCache, request: Request, *, chunk_size: int =
 def _chunks(model: PreTrainedModel, erasable: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
     """The examples and tokens of erasures that run together, where `erasable`, `[batch, length]`."""
     places = erasable.nonzero()
-    chunks = places.split(1 if takes_one_row(model) else size) if len(places) else ()
+    chunks = places.split(1 if takes_one_row(model) else size)
     for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1):
-        yield chunk.unbind(1)
+        if len(chunk):
+            yield chunk.unbind(1)
 
 
 def _units(cache: ForwardCache) -> Tensor:
@@ -127,11 +129,11 @@ def _one_text(cache: ForwardCache) -> ForwardCache:
     return ForwardCache(cache.model, first, None if cache.units is None else cache.units[:1])
 
 
-def _attending_only(model: PreTrainedModel, others: Tensor, rescale: bool) -> AbstractContextManager[None]:
-    """Context in which queries attend to the `others` only, boolean `[rows, 1, 1, keys]`."""
+def _attending_only(model: PreTrainedModel, remains: Tensor, rescale: bool) -> AbstractContextManager[None]:
+    """Context in which queries attend only to keys that `remains`, boolean `[rows, 1, 1, keys]`, keeps."""
 
     def erased(coefficients: Tensor) -> Tensor:
-        rest = coefficients * others
+        rest = coefficients * remains
         if not rescale:
             return rest
         # rest / left first, in fp32: total / left could overflow
@@ -180,7 +182,9 @@ def _painted(pixels: Tensor, patches: Tensor, size: tuple[int, int]) -> Tensor:
     """Images `[rows, channels, height, width]`, each with one patch set to 0."""
     height, width = size
     columns = pixels.shape[3] // width
-    images, row, column = pixels.clone(), patches // columns * height, patches % columns * width
-    for image, top, left in zip(images, row.tolist(), column.tolist(), strict=True):
+    images = pixels.clone()
+    for image, patch in zip(images, patches.tolist(), strict=True):
+        top = patch // columns * height
+        left = patch % columns * width
         image[:, top : top + height, left : left + width] = 0
     return images
