@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_bidir.explain import image_heatmap, score_grid
-from hf_bidir.explain.draw.figures import Scale, draw_words
+from hf_bidir.explain.draw.figures import Scale, draw_words, text_color_on
 
 IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 
@@ -99,3 +99,8 @@ def test_the_figure_of_a_text_has_its_words_in_lines_with_their_numbers():
 @pytest.mark.parametrize(("value", "number"), [(0.00099, "≈0"), (0.001, "+0.001"), (-1.0, "−1"), (0.0, "0")])
 def test_a_number_has_two_digits_unless_it_is_negligible(value, number):
     assert Scale(1.0, has_signs=True).number(value) == number
+
+
+@pytest.mark.parametrize(("blue", "text"), [(0.5, "white"), (1.0, "black")])
+def test_a_text_contrasts_with_the_brightness_of_its_background(blue, text):
+    assert text_color_on((0.45, 0.5, blue)) == text

@@ -41,11 +41,10 @@ def token_shares(cache: ForwardCache) -> tuple[Tensor, ...]:
     Raises:
         ValueError: something between attention and skip connection, such as a gate or a norm.
     """
-    recorder = _Recorder(cache)
-    coefficients = recorder.record(cache)
+    coefficients, blocks = _recorded(cache)
     sequence_length(cache.model, cache.inputs, coefficients)
     shares = []
-    for layer, block in zip(coefficients, recorder.blocks, strict=True):
+    for layer, block in zip(coefficients, blocks, strict=True):
         shares.append(_shares(upcast(layer), block))
     return tuple(shares)
 
@@ -77,39 +76,36 @@ class _Block:
         )
 
 
-class _Recorder:
-    """Follows the order in which norms and attentions run."""
+def _recorded(cache: ForwardCache) -> tuple[list[Tensor], list[_Block]]:
+    """The coefficients of the layers, and as many blocks, from the order in which norms and attentions run."""
+    outputs = output_maps(cache)
+    blocks: list[_Block] = []
+    sources: list[Tensor] = []
+    normed: list[Tensor] = []
 
-    def __init__(self, cache: ForwardCache) -> None:
-        self.outputs = output_maps(cache)
-        self.blocks: list[_Block] = []
-        self.normed: list[Tensor] = []
-        self.source = torch.empty(0)
+    def before_norm(norm: nn.Module, args: tuple, kwargs: dict) -> None:
+        if blocks and blocks[-1].total is None:
+            blocks[-1].total = args[0]
+            blocks[-1].norm = norm
+        normed.append(args[0])
 
-    def record(self, cache: ForwardCache) -> list[Tensor]:
-        """The coefficients of the layers; `blocks` has as many entries."""
-        norms = [module for module in cache.model.modules() if "Norm" in type(module).__name__]
-        with (
-            hooked(norms, before=self._before_norm),
-            hooked(signed_layers(cache.model), before=self._before_layer),
-            observed_layers(cache.model, self._after_attention),
-        ):
-            return record_coefficients(cache.model, cache.inputs)[1]
+    def before_layer(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        sources.append(next(iter([*args, *kwargs.values()])))
 
-    def _before_norm(self, norm: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self.blocks and self.blocks[-1].total is None:
-            self.blocks[-1].total = args[0]
-            self.blocks[-1].norm = norm
-        self.normed.append(args[0])
-
-    def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.source = next(iter([*args, *kwargs.values()]))
-
-    def _after_attention(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        output = self.outputs[layer] or nn.Identity()
+    def after_attention(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        output = outputs[layer] or nn.Identity()
         added = output(context.flatten(2))
-        self.blocks.append(_Block(layer, output, value, added, self.source, self.normed))
-        self.normed = []
+        blocks.append(_Block(layer, output, value, added, sources[-1], list(normed)))
+        normed.clear()
+
+    norms = [module for module in cache.model.modules() if "Norm" in type(module).__name__]
+    with (
+        hooked(norms, before=before_norm),
+        hooked(signed_layers(cache.model), before=before_layer),
+        observed_layers(cache.model, after_attention),
+    ):
+        _, coefficients = record_coefficients(cache.model, cache.inputs)
+    return coefficients, blocks
 
 
 def _shares(coefficients: Tensor, block: _Block) -> Tensor:

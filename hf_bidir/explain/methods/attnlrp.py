@@ -129,19 +129,27 @@ def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
             raise _no_rule(f"layers with attention of their own, such as {type(layer).__name__}")
     rules = RelevanceRules()
 
-    def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        rules.paused += 1  # until the layer is observed
-        return shared_projections(query, key, value)
+    def entered(*_: Any) -> None:
+        rules.paused += 1
 
-    def attended(*_: Any) -> None:
+    def projected(*states: Tensor) -> tuple[Tensor, ...]:
+        entered()
+        return shared_projections(*states)
+
+    def left(*_: Any) -> None:
         rules.paused -= 1
+
+    def activated(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
+        left()
+        with torch._C.DisableTorchFunction():
+            return Proportional.apply(args[0], output)
 
     # activations of several operations, such as NewGELU, count as one
     activations = [part for part in model.modules() if type(part).__module__ == "transformers.activations"]
     with (
         edited_projections(model, projected),
-        observed_layers(model, attended),
-        hooked(activations, before=rules.enter_activation, after=rules.leave_activation),
+        observed_layers(model, left),
+        hooked(activations, before=entered, after=activated),
         rules,
     ):
         yield
@@ -163,14 +171,6 @@ class RelevanceRules(TorchFunctionMode):
         if self.paused or not _dependent(args, kwargs):
             return function(*args, **kwargs)
         return _apply(function, _operation(function), args, kwargs)
-
-    def enter_activation(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.paused += 1
-
-    def leave_activation(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
-        self.paused -= 1
-        with torch._C.DisableTorchFunction():
-            return Proportional.apply(args[0], output)
 
 
 def _operation(function: Callable) -> str:
