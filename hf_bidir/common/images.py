@@ -29,8 +29,9 @@ def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Imag
         FileNotFoundError: no such file.
         ValueError: not an image, values outside of those ranges, or a mode that Pillow cannot convert.
     """
-    opened, name = image, "the image"
-    if not isinstance(opened, Image.Image):
+    if isinstance(image, Image.Image):
+        opened, name = image, "the image"
+    else:
         opened, name = _read(image), str(image)
     white = _white(opened)
     try:
