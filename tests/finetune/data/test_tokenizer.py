@@ -47,25 +47,10 @@ def test_two_processes_learn_the_same_vocabulary():
     assert json.loads(other.splitlines()[-1]) == wordpiece().get_vocab()
 
 
-def words(**options):
-    return train_words(TEXTS, **({"vocab_size": 60, "max_length": 16} | options))
-
-
 def test_words_are_numbered_by_frequency_then_by_the_alphabet_after_padding_and_unknown():
     tokenizer = train_words(["b a b", "c a b"], vocab_size=4, max_length=8)
     assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "b": 2, "a": 3}
     assert tokenizer("a c b").input_ids == [3, 1, 2]
-
-
-def test_a_saved_tokenizer_of_words_loads_with_the_same_output(tmp_path):
-    words().save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.is_fast
-    batch = loaded(["The CAFÉ was shining", "film"], padding=True)
-    assert batch == words()(["The CAFÉ was shining", "film"], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    assert batch["attention_mask"] == [[1, 1, 1, 1], [1, 0, 0, 0]]
-    assert loaded.decode(loaded("the film was shining").input_ids) == "the film was shining"
 
 
 def test_a_tokenizer_of_characters_gives_the_text_back_with_its_spaces():
