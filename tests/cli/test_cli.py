@@ -44,6 +44,7 @@ def test_the_help_of_every_command_has_an_example_and_one_spelling_per_option(co
 )
 def test_names_of_options_in_errors_of_training_are_understood(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else the Hub is asked for "nowhere"
     refused = run(*command.split())
     assert (refused.exit_code, "nowhere" in refused.output) == (2, True)
     assert "No such option" not in refused.output

@@ -60,8 +60,10 @@ def test_a_machine_without_a_gpu_refuses_the_kernel(monkeypatch):
     backend = signed_layers.BACKENDS["fused"]._replace(obstacle=lambda: "torch sees no GPU")
     monkeypatch.setitem(signed_layers.BACKENDS, "fused", backend)
     refused = 'attn_implementation="fused" cannot run here: torch sees no GPU; use "sdpa"'
+    model = bert()
+    model.set_attn_implementation("fused")
     with pytest.raises(ValueError, match=refused):
-        bert().set_attn_implementation("fused")
+        model(**SENTENCES)
 
 
 def test_the_kernel_keeps_a_padded_decoder_with_a_sliding_window_causal():
