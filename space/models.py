@@ -82,7 +82,8 @@ def explanations(
     Where the predictions differ, both explanations are of the first model's. A layer and a head alone are explained by
     contributions, as on the command line, where the method takes all heads together.
     """
-    choices: dict[str, Any] = {"figures": ("coefficients", "heads")}
+    several_tokens = loaded(names[0])[0].config.is_encoder_decoder  # its explanation has no further figures
+    choices: dict[str, Any] = {"figures": () if several_tokens else ("coefficients", "heads")}
     choices |= {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
     if head:
         takes_head = method != DEFAULT and METHODS[method].takes_head

@@ -18,7 +18,6 @@ from hf_bidir.explain.forward import ForwardCache, check_kind, reads_images, tak
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import sink_note
 from hf_bidir.explain.prediction import at_token, predictions
-from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
 from hf_bidir.explain.request import COEFFICIENTS, HEADS, Request, why_fast
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 
@@ -68,9 +67,8 @@ def explain(
             return explain_generated(model, processor, parted(processor, inputs, request), request)
         return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
     inputs = list(_several(inputs))
-    if not inputs or request.generates:
-        expected = "a single prompt to continue" if inputs else "at least one text or image"
-        raise ValueError(f"expected {expected}, got {'a list' if inputs else 'an empty list'}.")
+    if not inputs:
+        raise ValueError("expected at least one text or image, got an empty list.")
     explanations = explain_each(model, processor, inputs, method, **choices)
     short = len(inputs) <= request.batch_size
     return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=short))
@@ -86,6 +84,8 @@ def explain_each(
         choices: fields of `Request`, and the other arguments, as in `explain`.
     """
     request = Request(method, **choices)
+    if request.generates:
+        raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
     model = request.model_within(model, processor)
     rows = enumerate(_several(inputs))
     alone = reads_images(model) or request.figures or kind_of(model).per_token or not _pads(model, processor)
@@ -184,28 +184,26 @@ def _explanations(
         cache.layers = ()  # coefficients of a long prompt are large, and not needed
     note = "" if request.method else why_fast(resolved.method, cache.passes)
     predicted = predictions(cache, resolved, processor)
-    try:
-        scores = resolved.entry.scores(cache, resolved)
-    except NoRule as error:
-        if request.method is not None:
-            raise
-        note = f"The default method, {resolved.method}, does not apply: {error}"
-        resolved = replace(resolved, method=LAYER_DEFAULT)
-        scores = resolved.entry.scores(cache, resolved)
+
+    def scores_by(choice: Request) -> Tensor:
+        rows = cache if choice is resolved else ForwardCache(cache.model, cache.inputs, cache.units)
+        return choice.entry.scores(rows, choice)
+
+    scores, used, fallback = request.scores_or_default(resolved, scores_by)
     for example, prediction, row in zip(examples, predicted, scores, strict=True):
-        by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), resolved.entry.additive)
-        sink = sink_note(str(resolved.method), example.tokens, example.special, by_token)
-        notes = [*_lost(example, processor), note, sink]
+        by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), used.entry.additive)
+        sink = sink_note(str(used.method), example.tokens, example.special, by_token)
+        notes = [*_lost(example, processor), fallback or note, sink]
         explanation = Explanation(
             **vars(prediction),
             example=example,
-            method=str(resolved.method),
+            method=str(used.method),
             layer=request.layer,
             head=request.head,
             scores=by_token,
             notes=list(filter(None, notes)),
         )
-        yield _with_figures(explanation, cache, resolved) if request.figures else explanation
+        yield _with_figures(explanation, cache, used) if request.figures else explanation
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:

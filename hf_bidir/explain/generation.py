@@ -114,9 +114,13 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     units = source.token_of_piece[None] if source.whole else None
     cache = ForwardCache(model, source.inputs, units, layers=[])
     resolved = request.resolved(model, cache.passes)
-    name, method = str(resolved.method), resolved.entry
     positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
-    scores = prediction_scores(cache, replace(resolved, target=generated, position=positions))
+
+    def scores_by(choice: Request) -> Tensor:
+        return prediction_scores(cache, replace(choice, target=generated, position=positions))
+
+    scores, used, fallback = request.scores_or_default(resolved, scores_by)
+    name, method = str(used.method), used.entry
     by_token = source.by_token(scores, method.additive)
     # of a conversation the messages, not what its template wrote
     shown = [index for index, special in enumerate(source.special) if not (special and prompt.template)]
@@ -124,7 +128,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
         probabilities = cache.outputs.logits[0, positions].float().softmax(-1).cpu()
     shares = probabilities.gather(-1, generated.unsqueeze(-1)).squeeze(-1)
     spoken = [prompt.spoken, tokenizer.decode(generated)]
-    slow = "" if request.method else why_fast(name, cache.passes)
+    slow = "" if request.method else fallback or why_fast(name, cache.passes)
     sink = sink_note(name, source.tokens, source.special, by_token)
     return Alignment(
         source=[source.tokens[index] for index in shown],

@@ -1,6 +1,6 @@
 """What is asked of a model: the output to explain, the method, and how; checked once against the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hf_bidir.explain.registry import (
     METHODS,
     TEXT_DEFAULT,
     Method,
+    NoRule,
 )
 
 if TYPE_CHECKING:
@@ -117,6 +118,21 @@ class Request:
         _check_method(model, name, self.layer, self.head)
         return replace(self, method=name)
 
+    def scores_or_default(
+        self, resolved: "Request", scores_by: Callable[["Request"], Tensor]
+    ) -> tuple[Tensor, "Request", str]:
+        """The scores of the resolved request, the request that they are of, and a note.
+
+        Where the default method has no rule for an operation of the model, they are contributions.
+        """
+        try:
+            return scores_by(resolved), resolved, ""
+        except NoRule as error:
+            if self.method is not None:
+                raise
+            used = replace(resolved, method=LAYER_DEFAULT)
+            return scores_by(used), used, f"The default method, {resolved.method}, does not apply: {error}"
+
     def _check_generation(self, model: PreTrainedModel) -> None:
         """Raise ValueError for choices that do not apply where several tokens are explained."""
         name = type(model).__name__
@@ -131,6 +147,7 @@ class Request:
             if None not in (self.continuation, self.new_tokens):
                 raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
         chosen = [option for option in excluded if getattr(self, option) is not None]
+        chosen += ["figures"] * bool(self.figures)
         if chosen:
             raise ValueError(f"{name} is explained for each generated token; leave out {', '.join(chosen)}.")
 

@@ -48,6 +48,20 @@ def model():
     return signed_model()
 
 
+BLOOM = {"hidden_size": 16, "n_layer": 2, "n_head": 2}  # its biases of positions have no rule of AttnLRP
+
+
+@pytest.mark.parametrize("choices", [{}, {"continuation": NEXT}], ids=["next token", "continuation"])
+def test_a_long_text_of_a_model_without_rules_is_explained_by_contributions(choices, monkeypatch):
+    monkeypatch.setattr(requests, "AFFORDABLE", 0)
+    monkeypatch.setitem(SHAPES, "BloomForCausalLM", BLOOM)
+    bloom = signed_model("BloomForCausalLM")
+    result, named = (explain(bloom, TOKENIZER, PROMPT, method, **choices) for method in (None, "contributions"))
+    assert result.notes[0].startswith(f"The default method, {requests.CAUSAL_FAST}, does not apply: ")
+    scores = [next(iter(r.scores.values())) if choices else r.scores for r in (result, named)]
+    torch.testing.assert_close(*scores)
+
+
 def continued(model, **choices):
     return explain(model, TOKENIZER, PROMPT, continuation=NEXT, **choices)
 
