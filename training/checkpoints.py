@@ -13,8 +13,8 @@ runs/checkpoints/seeds); a finished run is not repeated, an interrupted one cont
 copied to model_cards/NAME, and the weights too if they are below 10 MB or those of sst2-minilm-tanhmax, which is saved
 in half precision.
 
-minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, also in half precision. What it is worth is
-measured by research/conversions (embeddings.py, and run.py with the variant "encoder").
+minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, also in half precision.
+research/conversions measures it (embeddings.py, and run.py with the variant "encoder").
 
 `DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files),
 sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed

@@ -118,11 +118,11 @@ def negative_share(
     return count.share
 
 
-def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]) -> AbstractContextManager[None]:
-    """Inside the context, call `record(layer, positive, negative)` after every call of a signed layer.
+def signed_parts(model: nn.Module, record: Callable[[Tensor, Tensor], None]) -> AbstractContextManager[None]:
+    """Inside the context, call `record(positive, negative)` after every call of a signed layer.
 
     The two parts of the context come from the positive and from the negative coefficients; each is `[batch, queries,
-    heads, head_dim]`, and their sum is the context. The layer is an index.
+    heads, head_dim]`, and their sum is the context.
     """
     current: list[Tensor] = []
 
@@ -132,7 +132,7 @@ def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]
 
     def observe(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
-        record(layer.signed_index, positive, context - positive)
+        record(positive, context - positive)
 
     return _intervening(model, Interventions(edit=keep, observe=observe))
 

@@ -84,7 +84,7 @@ def explain(
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
     is added to --target. Encoder-decoders: each generated token is explained by the input; of the options only
-    --output and --top apply.
+    --output, --top and --segments apply.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 

@@ -29,7 +29,7 @@ def one_sidedness(model: nn.Module, keep: Tensor | None, most_unequal: float) ->
     """
     penalties: list[Tensor] = []
 
-    def record(layer: int, *parts: Tensor) -> None:
+    def record(*parts: Tensor) -> None:
         contexts = torch.stack([at_tokens(part, keep).float() for part in parts])  # [signs, tokens, heads, head_dim]
         means = contexts.mean(1, keepdim=True)
         distances = (contexts - means).square().sum(-1)

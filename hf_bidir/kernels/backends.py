@@ -153,7 +153,7 @@ def _flex_obstacle(call: LayerCall) -> str | None:
         "sinks": options.get("s_aux") is not None,
         "a position bias": options.get("position_bias") is not None,
         "a mask that is a tensor": isinstance(call.mask, Tensor),
-        f"gradients on {call.query.device.type}": call.query.device.type in WITHOUT_FLEX,
+        f"calls on {call.query.device.type}": call.query.device.type in WITHOUT_FLEX,
     }
     return next((name for name, present in obstacles.items() if present), None)
 

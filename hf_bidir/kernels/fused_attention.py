@@ -127,26 +127,34 @@ def _busy_programs(device: torch.device) -> int:
 
 def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wanted: bool, *inputs) -> tuple:
     """The gradients of query, key, value and bias, and per row that of the shift; None where there is none."""
-    given = Inputs(*inputs)
-    call = prepared(given, grad_context)
+    saved = Inputs(*inputs)
+    call = prepared(saved, grad_context)
     result = Result(rows_of(context), normaliser.contiguous())  # what offloads saved tensors may lay them out anew
-    query = _new_gradient(given.query)
-    key = _new_gradient(given.key)
-    value = _new_gradient(given.value)
-    shift = None if given.shifts is None else torch.zeros_like(result.normaliser)
-    bias = (
-        torch.zeros_like(given.bias, dtype=torch.float32, memory_format=torch.contiguous_format)
+    grad_query = _new_gradient(saved.query)
+    grad_key = _new_gradient(saved.key)
+    grad_value = _new_gradient(saved.value)
+    grad_shift = None if saved.shifts is None else torch.zeros_like(result.normaliser)
+    grad_bias = (
+        torch.zeros_like(saved.bias, dtype=torch.float32, memory_format=torch.contiguous_format)
         if bias_wanted
         else None
     )
     delta = torch.empty_like(result.normaliser)
-    of_query = QueryGradients(rows_of(query), delta, shift, None if bias is None else pairs_of(bias))
+    of_query = QueryGradients(
+        rows_of(grad_query), delta, grad_shift, None if grad_bias is None else pairs_of(grad_bias)
+    )
     arguments = (call.problem, call.upstream, result, of_query)
-    kinds = (shift is None, bias is None, *call.kinds)
-    launch("query_gradient", arguments, call.code, kinds, (_sequences(query), query.shape[2]))
-    arguments = (call.problem, call.upstream, result.normaliser, delta, KeyGradients(rows_of(key), rows_of(value)))
-    launch("key_value_gradient", arguments, call.code, call.kinds, (_sequences(key), key.shape[2]))
-    return query, key, value, bias, shift
+    kinds = (grad_shift is None, grad_bias is None, *call.kinds)
+    launch("query_gradient", arguments, call.code, kinds, (_sequences(grad_query), grad_query.shape[2]))
+    arguments = (
+        call.problem,
+        call.upstream,
+        result.normaliser,
+        delta,
+        KeyGradients(rows_of(grad_key), rows_of(grad_value)),
+    )
+    launch("key_value_gradient", arguments, call.code, call.kinds, (_sequences(grad_key), grad_key.shape[2]))
+    return grad_query, grad_key, grad_value, grad_bias, grad_shift
 
 
 def _backward_of_graph(grad_context, context, normaliser, bias_wanted, *inputs):

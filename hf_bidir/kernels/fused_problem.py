@@ -1,4 +1,4 @@
-"""What one call gives to the Triton kernels: its tensors and numbers, and what their compiled code depends on."""
+"""Arguments of the Triton kernels for one call, and the key of their compiled code."""
 
 import math
 from typing import NamedTuple

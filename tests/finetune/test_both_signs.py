@@ -34,7 +34,7 @@ def shares_of_negatives(model):
     """`[layers, heads]`: the mean over tokens of the negative part's share of the squared distances from the means."""
     shares = []
 
-    def record(layer, *parts):
+    def record(*parts):
         distances = [(x - x.mean(0)).square().sum(-1) for x in (part[KEEP.bool()] for part in parts)]
         shares.append((distances[1] / (distances[0] + distances[1])).mean(0))
 
@@ -53,7 +53,7 @@ def test_the_penalty_is_the_distance_of_the_signs_shares_in_logarithms_beyond_wh
 def test_one_token_of_large_values_does_not_decide_the_penalty():
     contexts = torch.randn(2, 1, 50, 1, 8, generator=torch.Generator().manual_seed(0))
     contexts[0, 0, 0] *= 30  # so the variances differ by a factor of about 20
-    recorded = patch.object(both_signs, "signed_parts", lambda model, record: nullcontext(record(0, *contexts)))
+    recorded = patch.object(both_signs, "signed_parts", lambda model, record: nullcontext(record(*contexts)))
     with recorded, one_sidedness(model_of(1.0), None, 3.0) as penalties:
         assert penalties == [0]
 
