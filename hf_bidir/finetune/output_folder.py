@@ -90,12 +90,13 @@ def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | No
     if not (folder / RECORD).is_file():
         raise InputError(f"{folder} is not empty and holds no run ({RECORD} is missing). Choose another --output_dir.")
     if args.overwrite_output_dir:
-        source = args.typed.get("model_name_or_path")
-        if source and Path(source).resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"--overwrite_output_dir would remove {source}, which --model_name_or_path names. Choose another "
-                "--output_dir."
-            )
+        for option in ("model_name_or_path", "teacher_name_or_path"):
+            source = args.typed.get(option)
+            if source and Path(source).resolve().is_relative_to(folder.resolve()):
+                raise InputError(
+                    f"--overwrite_output_dir would remove {source}, which --{option} names. Choose another "
+                    "--output_dir."
+                )
         return None
     _check_same_run(folder, record)
     return last_checkpoint(folder)
@@ -128,7 +129,7 @@ def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _facts(record: dict[str, Any]) -> dict[str, Any]:
     """What a record says that affects losses."""
-    facts = {name: value for name, value in record["recipe"].items() if name not in MAY_CHANGE | PER_PROCESS}
+    facts = {name: value for name, value in record.get("recipe", {}).items() if name not in MAY_CHANGE | PER_PROCESS}
     facts["data"] = record.get("data")
     facts["base of the adapter"] = record.get("adapter", {}).get("base")
     facts[STEP] = record.get("examples_per_step")
@@ -168,8 +169,11 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove the checkpoints, metrics and record of an earlier run; other files stay."""
+    """Remove the checkpoints, weights, configs, metrics and record of an earlier run; other files stay."""
     for checkpoint in _checkpoints(folder):
         shutil.rmtree(checkpoint)
-    for name in (RESULTS, PREVIOUS, RECORD):  # record last: it marks a folder as a run
+    for weights in folder.glob("*.safetensors*"):  # a model's or an adapter's, with the index of several files
+        weights.unlink()
+    # record last: it marks a folder as a run
+    for name in ("config.json", "adapter_config.json", RESULTS, PREVIOUS, RECORD):
         (folder / name).unlink(missing_ok=True)

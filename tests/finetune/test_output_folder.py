@@ -70,6 +70,11 @@ def test_an_output_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
 
 
 def test_clearing_removes_the_run_and_leaves_what_is_not_of_it(folder):
+    for name in (
+        *("config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
+        *("adapter_config.json", "adapter_model.safetensors"),  # of a run of another kind, which would load them
+    ):
+        (folder / name).touch()
     clear_run(folder)
     assert [path.name for path in folder.iterdir()] == ["checkpoint-best"]
 
