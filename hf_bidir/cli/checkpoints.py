@@ -33,7 +33,7 @@ def convert(
         typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
     ] = None,
     column: Annotated[str | None, typer.Option(help="Text or image column of --heal; by default detected.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 300,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of healing; by default 300.")] = None,
     keep_signs: Annotated[
         bool | None,
         typer.Option(help="Heal with penalties that keep signs in use; by default if tokens attend to each other."),
@@ -74,12 +74,13 @@ def convert(
         "image_column": column,
         "negative_mass_end": negative_mass,
         "output_dir": str(output_dir),
-        "max_steps": steps,
+        "max_steps": steps or 300,
         "overwrite_output_dir": overwrite,
     }
     with running(*(["train", "hub"] if heal else [])):
         from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 
+        _check_healing(heal, {"--steps": steps, "--column": column, "--keep-signs": keep_signs})
         if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
@@ -101,6 +102,12 @@ def convert(
                 overwrite=overwrite,
             )
     typer.echo(f"Saved to {output_dir}")
+
+
+def _check_healing(files: list[str] | None, options: dict[str, Any]) -> None:
+    """Raise ValueError for options of healing without its files."""
+    if given := [name for name, value in options.items() if value is not None and not files]:
+        raise ValueError(f"{given[0]} needs --heal FILE.")
 
 
 def _heal(options: dict[str, Any]) -> None:

@@ -71,7 +71,8 @@ class StudentArguments:
     keep_signs: bool | None = option(
         None,
         "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for models with a single query and with gradient_checkpointing.",
+        "true, but false for models with a single query, with gradient_checkpointing and with several GPUs in one "
+        "process.",
     )
     centre: bool = option(
         True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
@@ -277,7 +278,9 @@ def _keeps_signs(student: PreTrainedModel, asked: bool | None, args: HealingArgu
             f"expected keep_signs false for {type(student).__name__}, which has no attention between tokens; leave it "
             "out"
         )
-    return between_tokens and not args.gradient_checkpointing if asked is None else asked
+    if asked is None:
+        return between_tokens and not args.gradient_checkpointing and args.n_gpu <= 1
+    return asked
 
 
 def _licence(source: str) -> str | None:
