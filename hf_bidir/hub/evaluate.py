@@ -30,7 +30,7 @@ from hf_bidir.common.images import image_mode
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, TextDataArguments
 from hf_bidir.finetune.data.image_data import IMAGE, ImageCollator, read_image_splits
-from hf_bidir.finetune.data.sources import is_table
+from hf_bidir.finetune.data.sources import SPLITS, is_table
 from hf_bidir.finetune.data.splits import LABEL, Column, labelled_split, sampled, selected
 from hf_bidir.finetune.data.text_data import TEXT, cut_into_blocks, read_documents, read_texts, tokenize
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
@@ -102,6 +102,8 @@ def evaluate_checkpoint(
     folder = local_folder(source, revision)
     model = _load(folder)
     split = split or ("validation" if kind_of(model).causal else "test")
+    if split not in SPLITS:
+        raise ValueError(f"expected {', '.join(SPLITS)} as split; got {split}.")
     examples, described, collator = read_examples(model, folder, data, split, options)
     share: float | None = None
     without: dict[str, float] = {}
@@ -233,7 +235,7 @@ def read_examples(
         return _read_blocks(arguments, tokenizer, file, split), source, default_data_collator
     names = _classes(model)
     indices = [str(index) for index in range(len(names))]
-    # what stands for a class: what stood for it in training, or its name, or for want of a record its index
+    # labels of the training data, else class names, else indices
     orders = [order for order in (run.get("label_values"), names, indices) if order]
     column = IMAGE if isinstance(arguments, ImageDataArguments) else TEXT
     rows = _read_file(file, arguments, column, split) if file else _read_data_set(arguments, split)

@@ -120,6 +120,8 @@ def test_what_cannot_be_evaluated_is_refused(stars, tmp_path):
         evaluate_checkpoint(CARDS / "sst2-minilm-softmax", "x.csv")
     with pytest.raises(ValueError, match=r"--data.*test\.parquet"):
         evaluate_checkpoint(stars[0])
+    with pytest.raises(ValueError, match=r"expected train, validation, test as split; got tests"):
+        evaluate_checkpoint(*stars, split="tests")
     names = {"id2label": {0: "crane", 1: "dog", 2: "crane"}, "label2id": {"dog": 1, "crane": 2}}
     stock_model("bert", **names).save_pretrained(tmp_path / "cranes")
     with pytest.raises(ValueError, match=r"'crane' \(0, 2\)"):
@@ -162,7 +164,7 @@ def test_a_folder_of_images_is_recognised_wherever_it_is_and_another_is_not(digi
 
 def test_a_saved_evaluation_makes_the_card_say_verified(stars):
     folder, file = stars
-    assert "nobody has verified them" in build_model_card(folder).text
+    assert "they were not verified" in build_model_card(folder).text
     told = evaluate(folder, "--data", file, "--save")
     assert told.exit_code == 0, told.output
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -185,7 +187,7 @@ def test_an_evaluation_of_other_files_other_data_or_with_other_numbers_verifies_
     saved = json.loads((digits / "evaluation.json").read_text())
     saved[part] |= change
     (digits / "evaluation.json").write_text(json.dumps(saved))
-    assert "nobody has verified them" in build_model_card(digits).text
+    assert "they were not verified" in build_model_card(digits).text
 
 
 def test_errors_of_the_command_name_options_that_it_understands(stars, tmp_path):

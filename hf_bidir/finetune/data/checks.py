@@ -38,7 +38,7 @@ def unusable_rows(split: Dataset, *columns: "Column") -> dict[int, str]:
     problems: dict[int, str] = {}
     for column in columns:
         for row in column.unusable(split, column.name):
-            problems.setdefault(row, f"no {column.name}")
+            problems.setdefault(row, f"no usable {column.name}")
     return problems
 
 

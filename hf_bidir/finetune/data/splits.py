@@ -228,7 +228,9 @@ def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     most = data.max_eval_samples
     if most is not None and len(splits.validation) > most:
         splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(most))
-        splits.notes.append(f"Evaluated on a random sample of {most}.")
+        note = f"Evaluated on a random sample of {most}."
+        logger.warning(note)
+        splits.notes.append(note)
     return splits
 
 

@@ -117,7 +117,7 @@ def test_an_image_that_cannot_be_read_or_converted_is_named_before_training(tmp_
     path = write_folder(tmp_path / "train")
     (tmp_path / "train/class0/06.png").write_bytes(png(PIXELS[0])[:40])
     Image.fromarray(np.full((6, 6), 200, np.float32)).save(tmp_path / "train/class0/08.tif")
-    with pytest.raises(InputError, match=r"row 3, 5 \(from 0\): no image"):
+    with pytest.raises(InputError, match=r"row 3, 5 \(from 0\): no usable image"):
         read(path)
     assert "class0/06.png" in caplog.text
     assert "class0/08.tif" in caplog.text
@@ -130,7 +130,7 @@ def test_a_flat_folder_of_images_needs_no_labels_but_readable_images(tmp_path):
     assert (len(splits.train), len(splits.validation)) == (6, 2)
     assert splits.train.column_names == ["image"]
     (tmp_path / "4.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"row \d \(from 0\): no image"):
+    with pytest.raises(InputError, match=r"row \d \(from 0\): no usable image"):
         read_unlabelled_images(DistillationDataArguments(train_file=[path]))
 
 

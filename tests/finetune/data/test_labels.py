@@ -94,10 +94,10 @@ def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, na
 @pytest.mark.parametrize(
     ("texts", "labels", "named"),
     [
-        (["good", None, " ", "x"], LABELS, r"test.parquet \(the test split\) .*row 1, 2 \(from 0\): no text"),
+        (["good", None, " ", "x"], LABELS, r"test.parquet \(the test split\) .*row 1, 2 \(from 0\): no usable text"),
         (["x"] * 4, ["pos", "neg", "meh", "meh"], "row 2, 3 .*meh; .* neg, pos"),
-        (["x"] * 4, ["pos", None, "neg", " "], r"row 1, 3 \(from 0\): no label"),
-        (["x"] * 4, [1.0, float("nan"), 0.0, 1.0], r"row 1 \(from 0\): no label"),
+        (["x"] * 4, ["pos", None, "neg", " "], r"row 1, 3 \(from 0\): no usable label"),
+        (["x"] * 4, [1.0, float("nan"), 0.0, 1.0], r"row 1 \(from 0\): no usable label"),
         (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "0.5"),
         (["x"] * 4, [[0, 1]] * 4, r"\[0, 1\]"),
     ],
@@ -120,10 +120,10 @@ def bad_files(tmp_path):
 
 def test_one_error_names_every_problem_of_a_split_by_the_lines_of_its_file(train, bad_files):
     with pytest.raises(
-        InputError, match=r"train.csv .*line 42: no text; line 43: no label; line 45: .*--drop_bad_rows"
+        InputError, match=r"train.csv .*line 42: no usable text; line 43: no usable label; line 45: .*--drop_bad_rows"
     ):
         read_texts(TextDataArguments(**bad_files))
-    with pytest.raises(InputError, match=r"test.csv .*line 3: no label; line 4: unknown labels rare; .* neg, pos"):
+    with pytest.raises(InputError, match=r"test.csv .*line 3: no usable label; line 4: unknown .* rare; .* neg, pos"):
         read(train, test_file=bad_files["test_file"])
 
 
@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_used_are_left_out_on_request_and_the_notes_say_whic
     splits = read_texts(TextDataArguments(**bad_files, drop_bad_rows=True))
     assert sorted([*splits.train["text"], *splits.validation["text"]]) == sorted(TEXTS)
     assert splits.test["text"][:] == ["x"]
-    assert "line 42: no text" in splits.notes[0]
+    assert "line 42: no usable text" in splits.notes[0]
 
 
 def test_a_class_of_one_row_is_no_problem_where_nothing_is_held_out(tmp_path, train):

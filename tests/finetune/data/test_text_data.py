@@ -72,15 +72,17 @@ def test_several_files_are_joined_whatever_their_column_is_called(tokenizer, tmp
     assert documents(files, validation_file=files).train["text"][:] == ["w1 w2", "w3", "w4", "w5"]
 
 
-def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tmp_path):
+def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tmp_path, caplog):
     file = table(tmp_path / "train.parquet", WORDS)
     data = UnlabelledTextArguments(train_file=[file], validation_share=0.25)
     train, held_out = (set(split["text"]) for _, split in read_documents(data))
     assert (len(train), len(held_out), train & held_out) == (30, 10, set())
     for most, rows, notes in ((7, 7, 1), (10, 10, 0), (None, 10, 0)):
         data.max_eval_samples = most
+        caplog.clear()
         sample = sampled(read_documents(data), data)
         assert (len(sample.validation), sum("random sample" in note for note in sample.notes)) == (rows, notes)
+        assert caplog.text.count("random sample") == notes
 
 
 def test_a_split_without_text_is_one_clear_error(tmp_path):
@@ -97,7 +99,7 @@ def pairs(tmp_path):
 
 
 def test_pairs_without_a_source_or_target_are_named_by_line_or_left_out(pairs):
-    with pytest.raises(InputError, match="line 2: no target; line 4: no source"):
+    with pytest.raises(InputError, match="line 2: no usable target; line 4: no usable source"):
         read_pairs(PairDataArguments(train_file=pairs))
     splits = read_pairs(PairDataArguments(train_file=pairs, validation_file=pairs, drop_bad_rows=True))
     assert splits.train[:] == {"source": ["w2 w3", "w6"], "target": ["w4", "w7 w8"]}
