@@ -78,7 +78,7 @@ shows.
 
 - **score**: accuracy, or where lower is better perplexity of language models and relative error of the encoder's hidden
   states; as mean ± standard deviation, with the number of seeds in brackets. **this checkpoint**: the same metric for
-  the checkpoint itself, trained with seed 0, which in most rows is better than the mean: compare the scores.
+  the checkpoint itself. The file is seed 0, usually better than average; compare the means.
 - **negative**: share of negative coefficients among those with a magnitude above 0.001. **without**: the metric of this
   checkpoint with the negative coefficients set to 0, and no further training.
 

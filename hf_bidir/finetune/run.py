@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CENTRING_EXAMPLES = 256
 STAYS_SOFTMAX = (
     "The negative mass is 0 and stays 0, so signed attention equals softmax; --negative_mass_until raises it during "
-    "training, and --attn_negative_mass sets it at once. What a stock checkpoint becomes is saved as a stock one."
+    "training, and --attn_negative_mass sets it at once. A stock checkpoint is then saved as a stock checkpoint."
 )
 
 
