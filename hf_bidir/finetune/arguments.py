@@ -285,7 +285,7 @@ class RunArguments(TrainingArguments):
         0, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
     )
     num_train_epochs: float = option(3.0, "Passes over the training data; a new model needs more, such as 30.")
-    learning_rate: float = option(5e-4, "The peak learning rate; 5e-5 or less suits a checkpoint that is fine-tuned already.")
+    learning_rate: float = option(5e-4, "The peak learning rate; 5e-5 suits a fine-tuned checkpoint.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(32, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(64, "Evaluation examples per process and step.")
