@@ -43,7 +43,7 @@ test: install  ## run the tests
 research-test: install  ## run the tests of research/
 	$(BIN)/python -m pytest research $(PARALLEL)
 
-check: install  ## check style, and run the tests that are not slow: for daily work, within 90 seconds
+check: install  ## check style, and run the tests that are not slow: for daily work, about 3 minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"

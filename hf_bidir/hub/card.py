@@ -162,7 +162,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     data_sets = {name: None for name in map(_data_set, parts) if name}
     languages = sorted({part["language"] for part in parts if "language" in part})
     # only the owner can license weights, so the licence comes from this run's options or the run before it
-    licences = [one.get("recipe", {}).get("license") for one in (run, previous)]
+    licences = [record.get("recipe", {}).get("license") for record in (run, previous)]
     metrics = [METRICS[name] for name in results.overall if METRICS[name]]
     task, library, relation = facts["kind"] and facts["kind"].pipeline, "transformers", "finetune"
     tags = [facts["config"].attn_activation, "signed-attention"] if facts["is_signed"] else []

@@ -79,16 +79,20 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | No
 
 def _forward(*inputs) -> tuple[Tensor, Tensor]:
     """The context and the normaliser of `Result`."""
-    given = Inputs(*inputs)
-    call = prepared(given)
-    context = _new_context(given)
-    normaliser = _new_normaliser(given)
+    tensors = Inputs(*inputs)
+    call = prepared(tensors)
+    context = _new_context(tensors)
+    normaliser = _new_normaliser(tensors)
     result = Result(rows_of(context), normaliser)
-    if has_few_rows(given):
+    if has_few_rows(tensors):
         _decode(call, result)
     else:
         launch(
-            "forward", (call.problem, result), call.code, call.kinds, (_sequences(given.query), given.query.shape[2])
+            "forward",
+            (call.problem, result),
+            call.code,
+            call.kinds,
+            (_sequences(tensors.query), tensors.query.shape[2]),
         )
     return context, normaliser
 
@@ -177,15 +181,15 @@ _backward_operator = torch.library.custom_op(
 
 @_operator.register_fake
 def _(*inputs):
-    given = Inputs(*inputs)
-    return _new_context(given), _new_normaliser(given)
+    tensors = Inputs(*inputs)
+    return _new_context(tensors), _new_normaliser(tensors)
 
 
 @_backward_operator.register_fake
 def _(grad_context, context, normaliser, bias_wanted, *inputs):
-    given = Inputs(*inputs)
-    grad_bias = normaliser.new_empty(given.bias.shape if bias_wanted and given.bias is not None else 0)
-    grad_shift = normaliser.new_empty(0) if given.shifts is None else torch.empty_like(normaliser)
+    tensors = Inputs(*inputs)
+    grad_bias = normaliser.new_empty(tensors.bias.shape if bias_wanted and tensors.bias is not None else 0)
+    grad_shift = normaliser.new_empty(0) if tensors.shifts is None else torch.empty_like(normaliser)
     return *map(_new_gradient, inputs[:3]), grad_bias, grad_shift
 
 
@@ -226,14 +230,14 @@ class _Fused(torch.autograd.Function):
         return _gradients(ctx, grad_context, backward=_backward)
 
 
-def _new_context(given: Inputs) -> Tensor:
+def _new_context(tensors: Inputs) -> Tensor:
     """A context with memory layout `[batch, queries, heads, value_dim]`, so that merging the heads needs no copy."""
-    batch, heads, queries, _ = given.query.shape
-    return given.query.new_empty(batch, queries, heads, given.value.shape[3]).transpose(1, 2)
+    batch, heads, queries, _ = tensors.query.shape
+    return tensors.query.new_empty(batch, queries, heads, tensors.value.shape[3]).transpose(1, 2)
 
 
-def _new_normaliser(given: Inputs) -> Tensor:
-    return given.query.new_empty(given.query.shape[:3], dtype=torch.float32)
+def _new_normaliser(tensors: Inputs) -> Tensor:
+    return tensors.query.new_empty(tensors.query.shape[:3], dtype=torch.float32)
 
 
 def _new_gradient(x: Tensor) -> Tensor:
@@ -266,9 +270,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     else:
         return
     # Only here, because torch.compile does not support this loop over symbolic sizes.
-    given = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (query, key, value)]
+    received = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (query, key, value)]
     raise ValueError(
-        f"fused attention needs {expected}, got query, key and value {', '.join(given)}; use "
+        f"fused attention needs {expected}, got query, key and value {', '.join(received)}; use "
         'implementation="auto", or in a model attn_implementation="sdpa".'
     )
 

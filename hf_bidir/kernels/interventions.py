@@ -66,19 +66,19 @@ class Interventions:
             return proceed(call)
         states = call.query, call.key, call.value
         query, key, value = same_batch(*(self.project(*states) if self.project else states))
-        coefficients = self.edit is not None or call.coefficients
+        wanted = self.edit is not None or call.coefficients
         # the function of the stock model takes no keep-mask, and may return no coefficients
         plan = call.plan._replace(softmax=call.plan.softmax and self.edit is None and self.keep is None)
         call = call._replace(
-            plan=plan, query=query, key=key, value=value, coefficients=coefficients, keep=self.kept(call.keep)
+            plan=plan, query=query, key=key, value=value, coefficients=wanted, keep=self.kept(call.keep)
         )
-        context, found = proceed(call)
-        if self.edit is not None and found is not None:
-            found = self.edit(found)
-            context = grouped_matmul(found, value).transpose(1, 2).contiguous()
+        context, coefficients = proceed(call)
+        if self.edit is not None and coefficients is not None:
+            coefficients = self.edit(coefficients)
+            context = grouped_matmul(coefficients, value).transpose(1, 2).contiguous()
         if self.observe is not None:
             self.observe(call.layer, key, value, context)
-        return context, found
+        return context, coefficients
 
     def operators(self, layer: nn.Module, plan: Plan) -> tuple[Plan, ObservedOperators | None]:
         """The plan of a layer outside the interface, and what replaces its operators; None: the stock code runs."""
