@@ -27,7 +27,7 @@ _HOMES = {
     "erasure_by_token": "methods.erasure",
     "explain": "api",
     "explain_each": "api",
-    "gradient_rollout": "methods.chefer",
+    "gradient_rollout": "methods.contributions",
     "head_contributions": "methods.contributions",
     "image_heatmap": "draw.figures",
     "integrated_gradients": "methods.gradients",

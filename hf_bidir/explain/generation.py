@@ -22,7 +22,9 @@ from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
 ROWS = 16  # generated tokens explained in one batch
-CONTRIBUTION, MAGNITUDE, COEFFICIENT = METHODS["contributions"].unit, "mean |a|", "coefficient a"
+CONTRIBUTION = METHODS["contributions"].unit
+MAGNITUDE = "mean |a|"
+COEFFICIENT = "coefficient a"
 
 
 def explain_generated(model: PreTrainedModel, tokenizer: Any, text: str | Text, request: Request) -> Alignment:
@@ -48,7 +50,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Ali
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         inputs = _on_device(model, example)
         ids = model.generate(**inputs, num_beams=1, do_sample=False)
-        rows = _contributions(model, inputs | {"decoder_input_ids": ids[:, :-1]}, ids[0, 1:])
+        scores = _contributions(model, inputs | {"decoder_input_ids": ids[:, :-1]}, ids[0, 1:])
     generated = tokenizer.decode(ids[0], skip_special_tokens=True)
     cut = f" The source was truncated by {example.truncated} tokens." if example.truncated else ""
     return Alignment(
@@ -56,7 +58,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Ali
         written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=f'Generated: "{visible(generated)}".{cut}',
         what=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}",
-        scores={unit: example.by_token(torch.stack(scores).cpu()) for unit, scores in rows.items()},
+        scores={unit: example.by_token(rows.cpu()) for unit, rows in scores.items()},
         first_length=len(example.tokens),
         how_to_read=METHODS["contributions"].how_to_read,
     )
@@ -67,15 +69,27 @@ def _on_device(model: PreTrainedModel, example: Example) -> dict[str, Tensor]:
     return {name: example.inputs[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
-    """`y` of every id `[generated]`, from logits `[generated, vocabulary]`."""
-    chosen = logits.gather(-1, ids.unsqueeze(-1))
-    return chosen.squeeze(-1) - logits.mean(-1)
+def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+    """Contributions of source tokens to generated ids, `[generated, source]`, and the attention to them, by unit."""
+    between_tokens = attends_between_tokens(model)
+    logits, maps = _crossing_maps(model, inputs)
+    contributions, attended = [], []
+    for step, (row, index) in enumerate(zip(logits, ids, strict=True)):
+        y = row[index] - row.mean()
+        # a model with one query per step calls its layer for each, others once for all
+        calls, query = (maps, step) if between_tokens else (maps[step : step + 1], 0)
+        gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
+        coefficients = torch.cat([a[0, :, query] for a in calls]).detach().float()  # [layers * heads, source]
+        slopes = torch.cat([gradient[0, :, query] for gradient in gradients]).float()
+        contributions.append((coefficients * slopes).sum(0))
+        attended.append(coefficients.abs().mean(0) if between_tokens else coefficients[0])
+    unit = MAGNITUDE if between_tokens else COEFFICIENT
+    return {CONTRIBUTION: torch.stack(contributions), unit: torch.stack(attended)}
 
 
-def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> dict[str, list[Tensor]]:
-    """Contributions of the source tokens `[source]` for each generated id, and the attention to them, by unit."""
-    crossing, between_tokens = set[nn.Module](), attends_between_tokens(model)
+def _crossing_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The logits `[generated, vocabulary]`, and the coefficients of the runs of layers that attend to the source."""
+    crossing = set()
 
     def note(layer: nn.Module, args: tuple, kwargs: dict) -> None:
         if kwargs.get("key_value_states") is not None or kwargs.get("encoder_hidden_states") is not None:
@@ -83,23 +97,12 @@ def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Te
 
     with hooked(signed_layers(model), before=note):
         outputs, maps, values = record_maps(model, inputs)
-    if between_tokens:
-        layers = [layer for layer, _ in values]
-        maps = [a for a, layer in zip(maps, layers, strict=True) if layer in crossing]
+    if attends_between_tokens(model):
+        runs = zip(maps, values, strict=True)
+        maps = [coefficients for coefficients, (layer, _) in runs if layer in crossing]
     if not maps:
         raise ValueError(f"{type(model).__name__} has no signed layer whose keys come from the encoder.")
-    contributions, attended = [], []
-    for step, y in enumerate(_explained_logits(outputs.logits[0], ids)):
-        # a model with one query per step calls its layer for each, others once for all
-        calls, query = (maps, step) if between_tokens else ([maps[step]], 0)
-        gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
-        coefficients = torch.stack([a[0, :, query] for a in calls]).detach().float()  # [layers, heads, source]
-        slopes = torch.stack([gradient[0, :, query] for gradient in gradients]).float()
-        contributions.append((coefficients * slopes).sum((0, 1)))
-        magnitude = coefficients.abs().mean((0, 1))
-        attended.append(magnitude if between_tokens else coefficients[0, 0])
-    unit = MAGNITUDE if between_tokens else COEFFICIENT
-    return {CONTRIBUTION: contributions, unit: attended}
+    return outputs.logits[0], maps
 
 
 def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Request) -> Alignment:
@@ -117,7 +120,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
 
     def scores_by(choice: Request) -> Tensor:
-        return prediction_scores(cache, replace(choice, target=generated, position=positions))
+        return prediction_scores(cache, choice, generated, positions)
 
     scores, used, fallback = request.scores_or_default(resolved, scores_by)
     name, method = str(used.method), used.entry
@@ -157,27 +160,28 @@ def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:
     )
 
 
-def prediction_scores(cache: ForwardCache, request: Request, batch_size: int = ROWS) -> Tensor:
+def prediction_scores(
+    cache: ForwardCache, request: Request, targets: Tensor, positions: Tensor, batch_size: int = ROWS
+) -> Tensor:
     """Scores of several output tokens of one text, `[targets, length]`, computed in batches.
 
     Args:
         cache: of the text, a single row.
-        request: with its method; target and position are `[targets]`, the token ids to explain, and the position that
-            predicts each of them.
+        request: with its method.
+        targets, positions: the token ids to explain, and the position that predicts each of them.
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
     """
-    method, targets, positions = request.entry, request.target, request.position
-    assert isinstance(targets, Tensor)
-    assert isinstance(positions, Tensor)
+    method = request.entry
     size = len(targets) if method.shared else batch_size
-    parts = torch.arange(len(targets)).split(size)
+    batches = list(zip(targets.split(size), positions.split(size), strict=True))
     scores = []
-    for part in tqdm(parts, desc=request.method, unit="batch", leave=False, delay=1):
-        inputs = {name: value.expand(len(part), -1) for name, value in cache.inputs.items()}
-        units = None if cache.units is None else cache.units.expand(len(part), -1)
+    for target, position in tqdm(batches, desc=request.method, unit="batch", leave=False, delay=1):
+        copies = 1 if method.shared else len(target)
+        inputs = {name: value.expand(copies, -1) for name, value in cache.inputs.items()}
+        units = None if cache.units is None else cache.units.expand(copies, -1)
         rows = ForwardCache(cache.model, inputs, units)
-        aim = replace(request, target=targets[part], position=positions[part])
-        scores.append(method.scores(rows, aim).detach().cpu())
+        of_batch = replace(request, target=target, position=position)
+        scores.append(method.scores(rows, of_batch).detach().cpu())
     return torch.cat(scores)
 
 

@@ -88,7 +88,7 @@ METHODS: dict[str, Method] = {
     ),
     "chefer": Method(
         "gradient-weighted attention (Chefer et al. 2021): relevance for y minus that for −y", "relevance",
-        "1 backward", "chefer.chefer", layers="up to the last", between_tokens=True,
+        "1 backward", "contributions.chefer", layers="up to the last", between_tokens=True,
     ),
     "erasure": Method(
         "fall of y when no query attends to the token, other coefficients renormalised", "Δy", "n forward",

@@ -110,6 +110,11 @@ def images():
     return {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
 
 
+def doubled(inputs):
+    """The inputs in double precision."""
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
 def picture():
     """A picture of noise, 8 x 8 pixels."""
     pixels = images()["pixel_values"][0].permute(1, 2, 0).mul(60).add(120).clamp(0, 255)

@@ -25,35 +25,40 @@ def allowed_flips(model):
     return flips.repeat_interleave(layers[0].heads // flips.shape[1], 1)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_flipped_heads_change_their_own_coefficients_and_neither_outputs_nor_scores(name):
-    model = family(name)
-    inputs, flips = inputs_of(model), allowed_flips(model)
-    before, (outputs, was) = asked(edge_contributions, model, inputs, target=1), record_coefficients(model, inputs)
-    scores = token_scores(model, inputs, "attnlrp", 1)
-    flip_heads(model, flips)
-    torch.testing.assert_close(token_scores(model, inputs, "attnlrp", 1), scores, atol=1e-4, rtol=1e-3)
-    for first, second in zip(before, asked(edge_contributions, model, inputs, target=1), strict=True):
-        torch.testing.assert_close(second, first, atol=1e-5, rtol=1e-4)
-    calls = len(was) // len(flips)  # ALBERT runs one layer several times
-    signs = (1 - 2.0 * flips).repeat_interleave(calls, 0)[:, None, :, None, None]
-    for first, second, sign in zip(was, record_coefficients(model, inputs)[1], signs, strict=True):
-        torch.testing.assert_close(second, sign * first, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(model(**inputs).logits, outputs.logits, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_method_gives_a_number_per_token_and_padding_changes_nothing(name):
-    model = family(name)
+@pytest.fixture(scope="module", params=FAMILIES)
+def scored(request):
+    """A family's name, model and inputs, and the scores of every method."""
+    model = family(request.param)
     inputs = inputs_of(model)
-    for method in METHODS:
-        scores = token_scores(model, inputs, method)
+    return request.param, model, inputs, {method: token_scores(model, inputs, method, 1) for method in METHODS}
+
+
+def test_every_method_gives_numbers_and_only_those_for_or_against_y_have_signs(scored):
+    for method, scores in scored[-1].items():
         assert scores.isfinite().all(), method
         assert scores[0].any(), method
-        if "Image" not in name:
-            alone = token_scores(model, {key: rows[1:, :4] for key, rows in inputs.items()}, method)
-            torch.testing.assert_close(scores[1:, :4], alone, atol=1e-4, rtol=1e-3)
-            assert not scores[1, 4:].any(), method
+        assert METHODS[method].explains_output or scores.min() >= 0, method
+
+
+def test_padding_changes_no_score_and_has_none(scored):
+    name, model, inputs, by_method = scored
+    for method, scores in by_method.items() if "Image" not in name else ():
+        alone = token_scores(model, {key: rows[1:, :4] for key, rows in inputs.items()}, method, 1)
+        torch.testing.assert_close(scores[1:, :4], alone, atol=1e-4, rtol=1e-3)
+        assert not scores[1, 4:].any(), method
+
+
+def test_flipped_heads_negate_their_coefficients_and_change_no_score(scored):
+    name, model, inputs, by_method = scored
+    flipped, flips = family(name), allowed_flips(model)
+    flip_heads(flipped, flips)
+    for method, scores in by_method.items():
+        torch.testing.assert_close(token_scores(flipped, inputs, method, 1), scores, atol=1e-4, rtol=1e-3, msg=method)
+    before, after = (record_coefficients(either, inputs)[1] for either in (model, flipped))
+    calls = len(before) // len(flips)  # ALBERT runs one layer several times
+    signs = (1 - 2.0 * flips).repeat_interleave(calls, 0)[:, None, :, None, None]
+    for first, second, sign in zip(before, after, signs, strict=True):
+        torch.testing.assert_close(second, sign * first, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -19,8 +19,11 @@ def test_the_colour_scale_is_symmetrical_and_shared_by_all_panels():
     scores = torch.zeros(2, 4, 4, requires_grad=True)
     with torch.no_grad():
         scores[0, 0, 0], scores[1, 3, 3] = -0.75, 0.25
-    layers = overlays(image_heatmap(torch.rand(2, 3, 8, 8), scores))
+    figure = image_heatmap(torch.rand(2, 3, 8, 8), scores, titles=["a 3", "a 7"], unit="logit", caption="Two digits")
+    layers = overlays(figure)
     assert [layer.get_clim() for layer in layers] == [(-0.75, 0.75)] * 2
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["a 3", "a 7"]
+    assert (figure.axes[-1].get_ylabel(), figure.get_supxlabel()) == ("logit", "Two digits")
     np.testing.assert_array_equal(layers[1].get_array(), scores.detach().numpy()[1])
 
 
@@ -29,7 +32,7 @@ def test_strong_patches_carry_their_sign_if_there_are_both():
     scores[0, 0, 3], scores[0, 3, 0], scores[0, 1, 1] = -1.0, 0.3, 0.29
     texts = image_heatmap(IMAGES[:1], scores).axes[0].texts
     signs = {text.get_text(): text.get_position() for text in texts}
-    assert signs == {"−": (6.5, 0.5), "+": (0.5, 6.5)}  # pixel centres of patch (row 0, column 3) and (3, 0)
+    assert signs == {"−": (3, 0), "+": (0, 3)}  # column and row
 
 
 def test_a_patch_with_score_zero_shows_the_image_untouched_and_without_negative_scores_there_are_no_signs():
@@ -43,13 +46,6 @@ def test_a_patch_with_score_zero_shows_the_image_untouched_and_without_negative_
     assert alpha[1:].max() == 0
     blank = image_heatmap(IMAGES[:1], np.zeros((1, 4, 4)))
     assert blank.axes[0].images[0].get_clim() == (IMAGES[0].min(), IMAGES[0].max())
-
-
-def test_a_figure_carries_titles_unit_and_caption():
-    figure = image_heatmap(IMAGES, np.zeros((2, 4, 4)), titles=["a 3", "a 7"], unit="logit", caption="Two digits")
-    assert [axes.get_title() for axes in figure.axes[:2]] == ["a 3", "a 7"]
-    assert figure.axes[-1].get_ylabel() == "logit"
-    assert figure.get_supxlabel() == "Two digits"
 
 
 def test_images_beyond_a_row_go_below_and_many_patches_carry_no_marks():
@@ -87,13 +83,10 @@ def test_a_grid_has_a_signed_number_in_every_strong_cell():
 
 
 def test_the_figure_of_a_text_has_its_words_in_lines_with_their_numbers():
-    words, scores = "abcdefghijklm", np.linspace(-1, 1, 13)
-    scale = Scale.of(scores)
-    texts = draw_words(words, scores, unit="Δy", scale=scale, caption="").axes[0].texts
-    assert [text.get_text() for text in texts] == [
-        f"{word}\n{scale.number(s)}" for word, s in zip(words, scores, strict=True)
-    ]
-    assert [text.get_position() for text in texts] == [(place % 10, place // 10) for place in range(13)]
+    figure = draw_words("abcdefghijkl", np.linspace(0, 1.1, 12), unit="Δy", scale=Scale(2.0, True), caption="")
+    texts = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+    assert [texts[place] for place in [(0, 0), (9, 0), (0, 1), (1, 1)]] == ["a\n0", "j\n+0.9", "k\n+1", "l\n+1.1"]
+    assert len(texts) == 12
 
 
 @pytest.mark.parametrize(("value", "number"), [(0.00099, "≈0"), (0.001, "+0.001"), (-1.0, "−1"), (0.0, "0")])

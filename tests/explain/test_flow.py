@@ -30,8 +30,8 @@ def test_it_is_the_published_flow_of_magnitudes_for_a_source_of_each_example(sca
 
 def test_a_padded_example_has_the_flow_it_has_alone():
     attentions = random_softmax()  # arbitrary values at padding
-    flow = attention_flow(attentions, torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), source=2, head=1)
-    alone = attention_flow([layer[1:, 1:, 1:4, 1:4] for layer in attentions], source=1)
+    flow = attention_flow(attentions, torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), source=2)
+    alone = attention_flow([layer[1:, :, 1:4, 1:4] for layer in attentions], source=1)
     torch.testing.assert_close(flow[1, 1:4], alone[0])
     assert not flow[1, [0, 4]].any()
 

@@ -16,7 +16,7 @@ from hf_bidir.explain.methods.attnlrp import RelevanceRules, relevance_rules
 from hf_bidir.explain.readout import InputFunction
 from hf_bidir.explain.registry import NoRule
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import FAMILIES, asked, bert, family, inputs_of, pooling, sentences
+from tests.explain.conftest import FAMILIES, asked, bert, doubled, family, inputs_of, pooling, sentences
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 ADDED = ("bias", "position", "cls_token", "register_tokens", "token_type", "wpe")  # what y has that no token brought
@@ -29,10 +29,6 @@ def without_biases(model):
             if any(part in name for part in ADDED):
                 weight.zero_()
     return model.double()
-
-
-def doubled(inputs):
-    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from torch import Tensor
 from hf_bidir.explain.inputs.text import shortened, signed, visible
 
 COLORS = colormaps["RdBu_r"]
-STEPS = 256  # colours in a colour bar
 NEGLIGIBLE = 1e-3  # share of the limit below which a value is written as ≈0
 NUMBERED_SHARE = 0.05  # share of the limit from which a cell of a grid carries its number
 MARKED_SHARE = 0.3  # share of the limit from which a patch carries its sign
@@ -68,17 +68,15 @@ class Scale:
     def color(self, value: float) -> Color:
         return COLORS(0.5 + 0.5 * value / self.limit)
 
-    def steps(self, count: int = STEPS) -> list[Color]:
+    def colors(self, count: int = COLORS.N) -> list[Color]:
         """Evenly spaced colours from one end of the scale to the other."""
         return [self.color(value) for value in np.linspace(*self.ends, count)]
 
     def draw(self, figure: Figure | SubFigure, unit: str, **placing: Any) -> None:
         """Draw a colour bar labelled with the unit."""
-        mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.steps()))
+        mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.colors()))
         ticks = sorted({*self.ends, 0.0})
-        bar = figure.colorbar(mappable, ticks=ticks, **placing)
-        bar.set_label(unit, parse_math=False)
-        bar.set_ticklabels([self.number(tick) for tick in ticks])
+        figure.colorbar(mappable, ticks=ticks, format=lambda tick, _: self.number(tick), label=unit, **placing)
 
 
 def text_color_on(color: tuple[float, ...]) -> str:
@@ -113,21 +111,22 @@ def image_heatmap(
     grids = as_array(scores)
     if grids.ndim != 3 or not np.isfinite(grids).all():
         raise ValueError(f"expected finite scores [batch, rows, columns], got the shape {grids.shape}.")
-    pixels = as_array(images)
-    pictures = pixels.mean(axis=1) if pixels.ndim == 4 else pixels
-    titles = titles or [""] * len(grids)
-    across = min(len(grids), WIDE)
-    down = -(-len(grids) // across)
+    pictures = as_array(images)
+    if pictures.ndim == 4:
+        pictures = pictures.mean(axis=1)
+    count = len(grids)
+    across = min(count, WIDE)
+    down = ceil(count / across)
     side = 1.6 if across > 3 else 2.8  # inches
     figure = Figure(figsize=(side * across + 1.2, side * down + 1.1), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False).ravel()
-    for panel in panels[len(grids) :]:
+    panels = figure.subplots(down, across, squeeze=False).flatten().tolist()
+    for panel in panels[count:]:
         panel.set_axis_off()
     scale = scale or Scale.of(grids)
-    for panel, image, grid, title in zip(panels[: len(grids)], pictures, grids, titles, strict=True):
+    for panel, image, grid, title in zip(panels[:count], pictures, grids, titles or [""] * count, strict=True):
         overlay(panel, image, grid, scale)
         panel.set_title(title, fontsize=9, parse_math=False)
-    scale.draw(figure, unit, ax=list(panels), shrink=0.9)
+    scale.draw(figure, unit, ax=panels, shrink=0.9)
     return finish(figure, caption)
 
 
@@ -139,23 +138,20 @@ def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale) -> No
     high = max(float(image.max()), low + 1e-6)
     if grid.any():
         low -= (high - low) * LIGHTENED / (1 - LIGHTENED)
-    panel.imshow(image, cmap="gray", vmin=low, vmax=high)
+    edges = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    panel.imshow(image, cmap="gray", vmin=low, vmax=high, extent=edges)
     strength = np.sqrt(np.abs(grid) / scale.limit).clip(max=1)
-    edges = (-0.5, width - 0.5, height - 0.5, -0.5)
-    panel.imshow(grid, extent=edges, alpha=0.85 * strength, **scale.shading)
-    panel.set(xticks=[], yticks=[])
+    panel.imshow(grid, alpha=0.85 * strength, **scale.shading)
+    panel.set_aspect(height / rows * columns / width)
     panel.spines[:].set_color("lightgrey")
+    panel.tick_params(length=0, labelsize=7)
     if rows > MARKED_ROWS:
+        panel.set(xticks=[], yticks=[])
         return
-    across = (np.arange(columns) + 0.5) * width / columns - 0.5
-    down = (np.arange(rows) + 0.5) * height / rows - 0.5
-    panel.set_xticks(across, range(columns), fontsize=7)
-    panel.set_yticks(down, range(rows), fontsize=7)
-    panel.tick_params(length=0)
-    marked = (np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs
-    for row, column in np.argwhere(marked):
-        sign = "+" if grid[row, column] > 0 else "−"
-        panel.text(across[column], down[row], sign, **MARK)
+    panel.set(xticks=range(columns), yticks=range(rows))
+    for (row, column), score in np.ndenumerate(grid):
+        if scale.has_signs and abs(score) >= MARKED_SHARE * scale.limit:
+            panel.text(column, row, "+" if score > 0 else "−", **MARK)
 
 
 def score_grid(
@@ -185,8 +181,8 @@ def score_grid(
     scale = scale or Scale.of(grid)
     smallest = NUMBERED_SHARE * scale.limit
     numbers = [scale.number(value) if abs(value) >= smallest else "" for value in grid.flat]
-    size = (max(0.45 * len(columns) + 2.6, 6), 0.3 * len(rows) + 1.9)  # inches
-    figure = Figure(figsize=size, layout="constrained")
+    width = max(0.45 * len(columns) + 2.6, 6)  # inches
+    figure = Figure(figsize=(width, 0.3 * len(rows) + 1.9), layout="constrained")
     panel = _draw_cells(figure, grid, numbers, scale, unit)
     across = [shortened(name, 14) for name in columns]
     down = [shortened(name, 20) for name in rows]
@@ -205,26 +201,23 @@ def draw_words(
     caption: str,
 ) -> Figure:
     """A text in lines of `WORDS`, each word with its number in a cell of its colour."""
-    lines = -(-len(words) // WORDS)
-    grid = np.full(lines * WORDS, np.nan)
-    grid[: len(words)] = scores
-    labels = []
-    for word, score in zip(words, scores, strict=True):
-        labels.append(f"{visible(shortened(word, 14))}\n{scale.number(score)}")
+    lines = ceil(len(words) / WORDS)
+    grid = np.full((lines, WORDS), np.nan)
+    grid.flat[: len(words)] = scores
+    names = [visible(shortened(word, 14)) for word in words]
+    labels = [f"{name}\n{scale.number(score)}" for name, score in zip(names, scores, strict=True)]
     figure = Figure(figsize=(10, 0.5 * lines + 1.4), layout="constrained")
-    panel = _draw_cells(figure, grid.reshape(lines, WORDS), labels, scale, unit)
+    panel = _draw_cells(figure, grid, labels, scale, unit)
     panel.set_axis_off()
     return finish(figure, caption)
 
 
 def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str) -> Any:
-    """The panel with a coloured cell, and its label, for each value of `[rows, columns]` that is not NaN."""
+    """The panel with a coloured cell for each value of `[rows, columns]` that is not NaN, and labels of the first."""
     panel = figure.subplots()
     panel.imshow(grid, aspect="auto", **scale.shading)
     panel.tick_params(length=0, labelsize=8)
-    columns = grid.shape[1]
-    for place, label in enumerate(labels):
-        row, column = divmod(place, columns)
+    for (row, column), label in zip(np.ndindex(grid.shape), labels, strict=False):
         color = text_color_on(scale.color(grid[row, column]))
         panel.text(column, row, label, fontsize=7, color=color, **CENTRED)
     scale.draw(figure, unit, ax=panel)

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """Scores on one colour scale, as coloured texts or as a picture."""
+    """Scores on one colour scale, as a picture, or without one as coloured texts."""
 
     heading: str
     unit: str
@@ -60,14 +60,9 @@ class Section:
         return base64.b64encode(stream.getvalue()).decode("ascii")
 
     @property
-    def ends(self) -> list[str]:
-        """The numbers at both ends of the colour bar."""
-        return [self.scale.number(end) for end in self.scale.ends]
-
-    @property
     def gradient(self) -> str:
         """The colours of the bar in CSS."""
-        return ", ".join(map(to_hex, self.scale.steps(9)))
+        return ", ".join(map(to_hex, self.scale.colors(9)))
 
 
 def rendered(template: str, **values: object) -> str:
@@ -104,16 +99,13 @@ def _section(
 ) -> Section:
     """The words of a text with their scores, or the image alone and under the scores of its patches."""
     tokens, shown = result.shown(scores)
-    values, example = as_array(shown), result.example
+    values, example, figure = as_array(shown), result.example, None
     scale = scale or Scale.of(values)
-    section = Section(f"{heading[0].upper()}{heading[1:]}", unit, scale, caption)
-    if example.grid is None:
-        return replace(section, lines=[Line("", tokens, values)])
-    images = example.inputs["pixel_values"].expand(2, -1, -1, -1)
-    grid = values.reshape(example.grid)
-    grids = np.stack([np.zeros_like(grid), grid])
-    titles = ["the image in grey", ""]
-    return replace(section, figure=image_heatmap(images, grids, titles=titles, unit=unit, scale=scale))
+    if example.grid is not None:
+        images = example.inputs["pixel_values"].expand(2, -1, -1, -1)
+        grids = np.stack([np.zeros_like(values), values]).reshape(2, *example.grid)
+        figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
+    return Section(f"{heading[0].upper()}{heading[1:]}", unit, scale, caption, [Line("", tokens, values)], figure)
 
 
 def _heads(contributions: Tensor) -> Section:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -45,14 +44,13 @@ def token_scores(
 
 def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:
     """One sentence where a sink of the attention holds almost all of the scores `[..., tokens]`, else ""."""
-    if METHODS[method].explains_output or len(tokens) < 2:
-        return ""
-    shares = scores.abs().reshape(-1, scores.shape[-1]).sum(0)
-    shares = shares / shares.sum().clamp_min(torch.finfo(torch.float32).tiny)
-    largest = int(shares.argmax())
-    if shares[largest] < SINK or (largest and not special[largest]):
+    totals = scores.reshape(-1, len(tokens)).sum(0)
+    largest = int(totals.argmax())
+    share = (totals[largest] / totals.sum()).item()
+    is_sink = share >= SINK and (largest == 0 or special[largest])  # False where all scores are 0
+    if METHODS[method].explains_output or not is_sink:
         return ""
     return (
-        f'"{tokens[largest]}", a sink of the attention, holds {shares[largest].item():.0%} of the scores of {method}; '
-        "they do not rank the other tokens."
+        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {method}; they do not rank '
+        "the other tokens."
     )

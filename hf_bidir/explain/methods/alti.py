@@ -43,10 +43,7 @@ def token_shares(cache: ForwardCache) -> tuple[Tensor, ...]:
     """
     coefficients, blocks = _recorded(cache)
     sequence_length(cache.model, cache.inputs, coefficients)
-    shares = []
-    for layer, block in zip(coefficients, blocks, strict=True):
-        shares.append(_shares(upcast(layer), block))
-    return tuple(shares)
+    return tuple(map(_shares, coefficients, blocks))
 
 
 @dataclass
@@ -57,18 +54,16 @@ class _Block:
     output: nn.Module  # the map of the context
     value: Tensor
     added: Tensor  # the output of the attention, `[batch, length, hidden]`
-    source: Tensor  # what the layer attends over
-    normed: list[Tensor]  # inputs of the norms since the last attention
-    total: Tensor | None = None  # the input of the next norm
+    states: list[Tensor]  # what the layer attends over, and the inputs of the norms since the last attention
+    total: Any = None  # the input of the next norm
     norm: Any = None
 
     @property
     def residual(self) -> Tensor:
-        """What the skip connection carries: the source in a post-norm model, else the input of its norm."""
-        for state in (self.source, *self.normed):
-            if self.total is None or not state.shape == self.added.shape == self.total.shape:
-                continue
-            if torch.allclose(state + self.added, self.total, 1e-3, 1e-4):
+        """What the skip connection carries: the first state in a post-norm model, else the input of its norm."""
+        for state in self.states if self.norm else ():
+            fits = state.shape == self.added.shape == self.total.shape
+            if fits and torch.allclose(state + self.added, self.total, 1e-3, 1e-4):
                 return state
         raise ValueError(
             f"alti needs attention that a skip connection adds to the hidden states before the next norm; around the "
@@ -84,18 +79,18 @@ def _recorded(cache: ForwardCache) -> tuple[list[Tensor], list[_Block]]:
     normed: list[Tensor] = []
 
     def before_norm(norm: nn.Module, args: tuple, kwargs: dict) -> None:
-        if blocks and blocks[-1].total is None:
+        if blocks and blocks[-1].norm is None:
             blocks[-1].total = args[0]
             blocks[-1].norm = norm
         normed.append(args[0])
 
     def before_layer(layer: nn.Module, args: tuple, kwargs: dict) -> None:
-        sources.append(next(iter([*args, *kwargs.values()])))
+        sources.append([*args, *kwargs.values()][0])
 
     def after_attention(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         output = outputs[layer] or nn.Identity()
         added = output(context.flatten(2))
-        blocks.append(_Block(layer, output, value, added, sources[-1], list(normed)))
+        blocks.append(_Block(layer, output, value, added, [sources[-1], *normed]))
         normed.clear()
 
     norms = [module for module in cache.model.modules() if "Norm" in type(module).__name__]
@@ -110,22 +105,22 @@ def _recorded(cache: ForwardCache) -> tuple[list[Tensor], list[_Block]]:
 
 def _shares(coefficients: Tensor, block: _Block) -> Tensor:
     """`[batch, queries, keys]` from coefficients `[batch, heads, queries, keys]`."""
-    residual, total = block.residual, upcast(block.total)
-    post_norm = residual is block.source
+    residual = block.residual
+    post_norm = residual is block.states[0]
     vectors = transformed_values(block.output, block.value, coefficients.shape[1])
-    shares = []
+    parts_of_shares = []
     for queries in torch.arange(coefficients.shape[2]).split(QUERIES):
-        parts = torch.einsum("bhqk,bhko->bqko", coefficients[:, :, queries], vectors)
+        parts = torch.einsum("bhqk,bhko->bqko", upcast(coefficients[:, :, queries]), vectors)
         parts[:, torch.arange(len(queries)), queries] += upcast(residual[:, queries])
-        whole = total[:, queries].unsqueeze(2)
+        whole = upcast(block.total[:, queries]).unsqueeze(2)
         if post_norm:
             parts = _normed_parts(block.norm, parts, whole)
             whole = upcast(block.norm(whole.to(block.value.dtype)))
         without = (whole - parts).abs().sum(-1)
-        shares.append((whole.abs().sum(-1) - without).clamp_min(0))
-    all_shares = torch.cat(shares, 1)
-    total_share = all_shares.sum(-1, keepdim=True)
-    return all_shares / total_share.clamp_min(torch.finfo(all_shares.dtype).tiny)
+        parts_of_shares.append((whole.abs().sum(-1) - without).clamp_min(0))
+    shares = torch.cat(parts_of_shares, 1)
+    total = shares.sum(-1, keepdim=True)
+    return shares / total.clamp_min(torch.finfo(shares.dtype).tiny)
 
 
 def _normed_parts(norm: nn.Module, parts: Tensor, total: Tensor) -> Tensor:

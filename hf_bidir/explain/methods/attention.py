@@ -1,10 +1,9 @@
 """Attention as scores: the coefficients of a query, rollout through the layers, and what both share with flow."""
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_bidir.explain.forward import (
     ForwardCache,
@@ -19,9 +18,7 @@ from hf_bidir.modeling.activations import upcast
 
 
 @torch.no_grad()
-def attention_rollout(
-    attentions: Sequence[Tensor], keep: Tensor | None = None, residual: float = 0.5, *, head: int | None = None
-) -> Tensor:
+def attention_rollout(attentions: Sequence[Tensor], keep: Tensor | None = None, residual: float = 0.5) -> Tensor:
     """Trace attention through all layers, with the skip connection as a share `r` of each token.
 
     With `A_l` the coefficients of layer `l`, the rollout is the product, from the top layer down, of
@@ -32,10 +29,10 @@ def attention_rollout(
     section 3).
 
     Args:
-        attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
+        attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not; of several heads
+            the mean of `|A|` is taken.
         keep: `[batch, length]`, a tokenizer's `attention_mask`.
         residual: the share `r` of the skip connection, in [0, 1].
-        head: use this head alone; by default the mean of `|A|` over heads.
 
     Returns:
         `[batch, queries, keys]`, queries in the top layer and keys in the input. Rows sum to 1; those of padding and
@@ -44,25 +41,18 @@ def attention_rollout(
     Raises:
         ValueError: no coefficients, or NaN.
     """
-    keep, layers = magnitudes_of(attentions, keep, head)
-    steps = [_with_skip(layer, residual) for layer in layers]
-    rollout = reduce(lambda below, step: step @ below, steps)
-    return rollout * _pairs(keep)
+    keep, layers = magnitudes_of(attentions, keep)
+    identity = torch.eye(layers.shape[-1]).to(layers)
+    rollout = identity
+    for layer in layers:
+        step = (1 - residual) * layer + residual * identity
+        total = step.sum(-1, keepdim=True)
+        rollout = step / total.clamp_min(torch.finfo(total.dtype).tiny) @ rollout
+    return rollout * keep.unsqueeze(-1)
 
 
-def _with_skip(coefficients: Tensor, residual: float) -> Tensor:
-    """One layer `[batch, queries, keys]` with its skip connection; rows sum to 1, or to 0 where nothing attends."""
-    total = (1 - residual) * coefficients.sum(-1, keepdim=True) + residual
-    tiny = torch.finfo(total.dtype).tiny
-    step = coefficients * ((1 - residual) / total.clamp_min(tiny))
-    if residual:
-        share = residual / total
-        step.diagonal(dim1=-2, dim2=-1).add_(share.squeeze(-1))
-    return step
-
-
-def magnitudes_of(attentions: Sequence[Tensor], keep: Tensor | None, head: int | None) -> tuple[Tensor, list[Tensor]]:
-    """The keep-mask, and `|a|` of a head or the mean over heads, `[batch, queries, keys]` per layer, 0 at padding.
+def magnitudes_of(attentions: Sequence[Tensor], keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The keep-mask, and the mean of `|a|` over heads, `[layers, batch, queries, keys]`, 0 at padding.
 
     Raises:
         ValueError: as in `attention_rollout`.
@@ -72,63 +62,65 @@ def magnitudes_of(attentions: Sequence[Tensor], keep: Tensor | None, head: int |
             "expected the coefficients of every layer, got none: this attention backend does not return them. Call "
             'model.set_attn_implementation("eager") and then the model with output_attentions=True.'
         )
-    bottom = attentions[0]
+    layers = torch.stack([_magnitude(layer) for layer in attentions])
     if keep is None:
-        keep = bottom.new_ones(len(bottom), bottom.shape[-1])
-    keep = keep.to(bottom.device).bool()
-    padding = ~_pairs(keep)
-    layers = [magnitude(layer, head).masked_fill(padding, 0) for layer in attentions]
-    if not all(layer.isfinite().all() for layer in layers):
+        keep = layers.new_ones(layers.shape[1:3])
+    keep = keep.to(layers.device).bool()
+    pairs = keep.unsqueeze(-1) & keep.unsqueeze(-2)
+    layers = layers.masked_fill(~pairs, 0)
+    if not layers.isfinite().all():
         raise ValueError("expected finite coefficients, got NaN or infinity.")
     return keep, layers
 
 
-def magnitude(attention: Tensor, head: int | None) -> Tensor:
-    """`|a|` `[batch, heads, queries, keys]` as `[batch, queries, keys]`, in at least fp32."""
-    magnitudes = upcast(attention).abs()
-    return magnitudes.mean(1) if head is None else magnitudes[:, head]
-
-
-def _pairs(keep: Tensor) -> Tensor:
-    """Whether query and key are tokens, `[batch, queries, keys]`."""
-    return keep.unsqueeze(-1) & keep.unsqueeze(-2)
+def _magnitude(layer: Tensor) -> Tensor:
+    """The mean of `|a|` over heads, `[batch, queries, keys]`, in at least fp32."""
+    return upcast(layer).abs().mean(1)
 
 
 @torch.no_grad()
 def attention(cache: ForwardCache, request: Request) -> Tensor:
     """`|a|` of the query that the output is read from, in the requested or last layer."""
     layers = layers_up_to(cache.coefficients, cache, request)
-    return from_source(magnitude(layers[-1], request.head), cache, request)
+    return from_source(_magnitude(layers[-1]), cache, request)
 
 
 @torch.no_grad()
 def rollout(cache: ForwardCache, request: Request) -> Tensor:
     """`attention_rollout` at the position that the output is read from."""
     layers = layers_up_to(cache.coefficients, cache, request)
-    return from_source(attention_rollout(layers, cache.keep, head=request.head), cache, request)
+    return from_source(attention_rollout(layers, cache.keep), cache, request)
 
 
 def layers_up_to(layers: Sequence[Tensor], cache: ForwardCache, request: Request) -> Sequence[Tensor]:
-    """The layers, `[batch, heads, queries, keys]` each, up to the requested one."""
+    """The layers up to the requested one, `[batch, heads, queries, keys]` each, with all heads or the requested one."""
     sequence_length(cache.model, cache.inputs, layers)
     check_exists("layer", request.layer, len(layers))
     check_exists("head", request.head, layers[0].shape[1])
-    return layers if request.layer is None else layers[: request.layer + 1]
+    if request.layer is not None:
+        layers = layers[: request.layer + 1]
+    if request.head is not None:
+        layers = [layer[:, [request.head]] for layer in layers]
+    return layers
 
 
 def source_of(matrix: Tensor, cache: ForwardCache, request: Request) -> Tensor:
     """The position that the output is read from, `[batch]`; of several that are pooled the one of largest share."""
-    if takes_embedding(cache.model):
-        return cache.model.pooling_weights(cache.keep).argmax(-1)
-    if request.position is None:
-        return read_position(matrix, cache.keep)
-    return token_positions(request.position, cache.keep)
+    return _source_weights(matrix, cache, request).argmax(-1)
 
 
 def from_source(matrix: Tensor, cache: ForwardCache, request: Request) -> Tensor:
     """The row of the source position in `[batch, queries, keys]`; the mean over the pooled ones, by their shares."""
+    weights = _source_weights(matrix, cache, request)
+    return (weights.unsqueeze(1) @ matrix).squeeze(1)
+
+
+def _source_weights(matrix: Tensor, cache: ForwardCache, request: Request) -> Tensor:
+    """The share of each query of `[batch, ..., queries, keys]` in what the output is read from, `[batch, queries]`."""
     if takes_embedding(cache.model):
-        weights = cache.model.pooling_weights(cache.keep).to(matrix)
-        return (weights.unsqueeze(1) @ matrix).squeeze(1)
-    examples = torch.arange(len(matrix), device=matrix.device)
-    return matrix[examples, source_of(matrix, cache, request)]
+        return cache.model.pooling_weights(cache.keep).to(matrix)
+    if request.position is None:
+        positions = read_position(matrix, cache.keep)
+    else:
+        positions = token_positions(request.position, cache.keep)
+    return nn.functional.one_hot(positions, matrix.shape[-2]).to(matrix)

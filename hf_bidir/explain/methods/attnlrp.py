@@ -89,20 +89,15 @@ def integrated_relevance(
     `y`. The baseline is that of `integrated_gradients`. Result and errors as in `relevance`.
 
     Args:
-        steps: points on the line, the midpoints of as many parts; a single example takes one forward and backward pass
-            of as many copies, many examples one pass for each point.
+        steps: points on the line, the midpoints of as many parts; one forward and backward pass of as many copies.
         keep_first: as in `integrated_gradients`.
     """
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
         function = InputFunction(cache, request, keep_first=keep_first)
         change = function.start - function.baseline
-        shares = [(step + 0.5) / steps for step in range(steps)]
-        points = torch.cat([function.baseline + share * change for share in shares])
-        # all points of one example at once; of many examples fewer, because of memory
-        rows = len(change) * max(1, steps // len(change))
-        gradients = torch.cat([_gradient(function, part) for part in points.split(rows)])
-        mean_gradient = gradients.unflatten(0, (steps, -1)).mean(0)
-        return function.by_token(change * mean_gradient)
+        points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
+        gradients = _gradient(function, torch.cat(points)).unflatten(0, (steps, -1))
+        return function.by_token(change * gradients.mean(0))
 
 
 def _gradient(function: InputFunction, point: Tensor) -> Tensor:
@@ -132,9 +127,9 @@ def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
     def entered(*_: Any) -> None:
         rules.paused += 1
 
-    def projected(*states: Tensor) -> tuple[Tensor, ...]:
+    def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         entered()
-        return shared_projections(*states)
+        return _scaled(query, QUERY), _scaled(key, KEY), _scaled(value, VALUE)
 
     def left(*_: Any) -> None:
         rules.paused -= 1
@@ -193,10 +188,6 @@ def _apply(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     """The operation with the derivative of its rule. Raises NoRule for one without."""
     if name == "layer_norm":
         return _layer_norm(*args, **kwargs)
-    if name == "scaled_dot_product_attention":
-        query, key, value, *more = args
-        states = shared_projections(query, key, value)
-        return function(*states, *more, **kwargs)
     if name in QUOTIENTS:
         dividend, *divisor = args
         return function(dividend, *tree_map_only(Tensor, Tensor.detach, divisor), **kwargs)
@@ -274,11 +265,6 @@ class Proportional(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (ratio,) = ctx.saved_tensors
         return gradient * ratio, None
-
-
-def shared_projections(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Query, key and value, which share the relevance of `a v`."""
-    return _scaled(query, QUERY), _scaled(key, KEY), _scaled(value, VALUE)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:

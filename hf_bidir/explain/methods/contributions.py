@@ -1,5 +1,7 @@
 """Signed contributions of input tokens to an output through attention, invariant under sign flips of heads."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -25,12 +27,13 @@ def contributions(cache: ForwardCache, request: Request) -> Tensor:
             tokens.
     """
     by_head = head_contributions(cache, request)
-    layers, heads = by_head.shape[1:3]
-    check_exists("layer", request.layer, layers)
-    check_exists("head", request.head, heads)
-    chosen_layers = slice(None) if request.layer is None else [request.layer]
-    chosen_heads = slice(None) if request.head is None else [request.head]
-    return by_head[:, chosen_layers][:, :, chosen_heads].sum((1, 2))
+    check_exists("layer", request.layer, by_head.shape[1])
+    check_exists("head", request.head, by_head.shape[2])
+    if request.layer is not None:
+        by_head = by_head[:, [request.layer]]
+    if request.head is not None:
+        by_head = by_head[:, :, [request.head]]
+    return by_head.sum((1, 2))
 
 
 def head_contributions(cache: ForwardCache, request: Request) -> Tensor:
@@ -42,10 +45,8 @@ def head_contributions(cache: ForwardCache, request: Request) -> Tensor:
 
 def edge_contributions(cache: ForwardCache, request: Request) -> tuple[Tensor, ...]:
     """`a_ij · ∂y/∂a_ij` of every layer, `[batch, heads, queries, keys]`; errors as in `contributions`."""
-    edges = []
-    for coefficients, gradient in zip(*coefficients_and_gradients(cache, request), strict=True):
-        edges.append(upcast(coefficients) * upcast(gradient))
-    return tuple(edges)
+    pairs = zip(*coefficients_and_gradients(cache, request), strict=True)
+    return tuple(upcast(coefficients) * upcast(gradient) for coefficients, gradient in pairs)
 
 
 def coefficients_and_gradients(cache: ForwardCache, request: Request) -> tuple[list[Tensor], list[Tensor]]:
@@ -54,6 +55,34 @@ def coefficients_and_gradients(cache: ForwardCache, request: Request) -> tuple[l
         y = cached_readout(cache, request)(cache.outputs)
         coefficients = [a.detach() for a in cache.coefficients]  # read before the graph is freed
         return coefficients, list(cache.gradients(y.sum()))
+
+
+@torch.no_grad()
+def gradient_rollout(edges: Sequence[Tensor]) -> Tensor:
+    """The relevance of every token for y minus that for -y.
+
+    Chefer, Gur, Wolf 2021 ("Generic Attention-model Explainability"), equations 5 and 6, once with the gradients of y
+    and once with those of -y. The relevance for y is the product `Π_l (I + Ā_l)` from the top layer down, where `Ā_l`
+    is the mean over heads of the positive part of `a · ∂y/∂a`. For -y the negative parts take their place.
+    `a · ∂y/∂a` does not change where the sign of a head flips.
+
+    Args:
+        edges: `a · ∂y/∂a` per layer, from the bottom up, `[batch, heads, length, length]`.
+
+    Returns:
+        `[batch, queries, keys]`, queries in the top layer and keys in the input; 0 where no path contributes.
+    """
+    supporting = opposing = torch.eye(edges[0].shape[-1]).to(edges[0])
+    for layer in edges:
+        supporting = supporting + layer.clamp_min(0).mean(1) @ supporting
+        opposing = opposing + (-layer).clamp_min(0).mean(1) @ opposing
+    return supporting - opposing
+
+
+def chefer(cache: ForwardCache, request: Request) -> Tensor:
+    """`gradient_rollout` of the layers up to the requested one, at the position that the output is read from."""
+    edges = layers_up_to(edge_contributions(cache, request), cache, request)
+    return from_source(gradient_rollout(edges), cache, request)
 
 
 @torch.no_grad()
@@ -96,5 +125,4 @@ def transformed_values(output: nn.Module, values: Tensor, heads: int) -> Tensor:
 def values(cache: ForwardCache, request: Request) -> Tensor:
     """`‖a_ij v_j W_o‖` of the query that the output is read from, `[batch, keys]`, in the requested or last layer."""
     norms = layers_up_to(value_weighted(cache), cache, request)[-1]
-    by_query = norms.sum(1) if request.head is None else norms[:, request.head]
-    return from_source(by_query, cache, request)
+    return from_source(norms.sum(1), cache, request)

@@ -10,16 +10,17 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
+from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.forward import (
     ForwardCache,
     attends_between_tokens,
     leading_tokens,
     patch_size,
+    reads_images,
     takes_embedding,
 )
-from hf_bidir.explain.readout import Readout, cached_readout, readout_of
+from hf_bidir.explain.readout import Readout, cached_readout
 from hf_bidir.explain.request import Request
 
 CHUNK = 64  # erasures in a forward pass
@@ -30,7 +31,7 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
     """`y - y without token i`, for every token: no query attends to it in any layer. Positive where it supports y.
 
     The tokens of a segment (`ForwardCache.units`) are erased together. A sentence encoder leaves them out of its
-    pooling, too. Several outputs of one text, which is in every row, share the forward passes.
+    pooling, too. Several outputs of one text, with a tensor of targets and of positions, share the forward passes.
 
     Args:
         rescale: whether each query's other coefficients are rescaled to the sum of magnitudes that all had before: with
@@ -39,35 +40,31 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         chunk_size: erasures in a forward pass.
 
     Returns:
-        `[batch, length]`, the effect of a segment at its first token; for images one entry per token, special tokens
-        first. Zero for padding.
+        `[batch or targets, length]`, the effect of a segment at its first token; for images one entry per token,
+        special tokens first. Zero for padding.
     """
     model = cache.model
-    text = _one_text(cache)
-    shared = text is not cache
-    units = _units(text)
-    before = nn.functional.pad(units[:, :-1], (1, 0), value=-1)
-    begins = units != before
+    units = _units(cache)
+    begins = nn.functional.pad(units.diff(), (1, 0), value=1) != 0
     with in_evaluation(model):
-        outputs: Any = text.outputs
-        if shared:
-            outputs = ModelOutput(logits=outputs.logits.expand(len(cache.keep), -1, -1))
-        readout = readout_of(model, outputs, request, text.position)
+        outputs: Any = cache.outputs
+        targets = request.target.numel() if isinstance(request.target, Tensor) else 1
+        several = len(units) == 1 and targets > 1
+        if several:
+            outputs = ModelOutput(logits=outputs.logits.expand(targets, *outputs.logits.shape[1:]))
+        readout = cached_readout(cache, request, outputs)
         whole = readout(outputs)
-        effects = torch.zeros(len(whole), text.length, dtype=whole.dtype, device=whole.device)
-        for examples, tokens in _chunks(model, text.keep & begins, chunk_size):
+        effects = whole.new_zeros(len(whole), cache.length)
+        for examples, tokens in _chunks(model, cache.keep & begins, chunk_size):
             remains = units[examples] != units[examples, tokens].unsqueeze(1)
-            rows = {name: value[examples] for name, value in text.inputs.items()}
+            inputs = {name: value[examples] for name, value in cache.inputs.items()}
             if takes_embedding(model):
-                rows["pooled"] = remains
+                inputs["pooled"] = remains
             with _attending_only(model, remains[:, None, None], rescale):
-                remaining = model(**rows, return_dict=True)
-            if not shared:
-                effects[examples, tokens] = whole[examples] - readout.of(examples)(remaining)
-                continue
-            for row, y in enumerate(whole):
-                of_row = readout.of(torch.full_like(examples, row))
-                effects[row, tokens] = y - of_row(remaining)
+                remaining = model(**inputs, return_dict=True)
+            rows = [torch.full_like(examples, row) for row in range(targets)] if several else [examples]
+            for row in rows:
+                effects[row, tokens] = whole[row] - readout.of(row)(remaining)
     return effects
 
 
@@ -88,17 +85,18 @@ def erasure_by_token(cache: ForwardCache, request: Request, *, chunk_size: int =
     with in_evaluation(model):
         readout = cached_readout(cache, request)
         whole = readout(cache.outputs)
-        effects = torch.zeros(len(whole), cache.length, dtype=whole.dtype, device=whole.device)
+        effects = whole.new_zeros(cache.keep.shape)
         for examples, tokens in _chunks(model, cache.keep & ~_indispensable(cache, readout), chunk_size):
-            rows = {name: value[examples] for name, value in cache.inputs.items()}
-            part = readout.of(examples)
-            if "pixel_values" in rows:
-                patches = tokens - leading_tokens(model, rows["pixel_values"], cache.length)
-                rows["pixel_values"] = _painted(rows["pixel_values"], patches, patch_size(model))
+            inputs = {name: value[examples] for name, value in cache.inputs.items()}
+            of_examples = readout.of(examples)
+            if reads_images(model):
+                patches = tokens - leading_tokens(model, cache.main_input, cache.length)
+                inputs["pixel_values"] = _painted(inputs["pixel_values"], patches, patch_size(model))
             else:
-                rows = _shortened(rows, tokens)
-                part = _moved(part, tokens)
-            effects[examples, tokens] = whole[examples] - part(model(**rows, return_dict=True))
+                inputs = _shortened(inputs, tokens)
+                of_examples = _moved(of_examples, tokens)
+            remaining = model(**inputs, return_dict=True)
+            effects[examples, tokens] = whole[examples] - of_examples(remaining)
     return effects
 
 
@@ -119,16 +117,6 @@ def _units(cache: ForwardCache) -> Tensor:
     return cache.units.to(cache.keep.device)
 
 
-def _one_text(cache: ForwardCache) -> ForwardCache:
-    """The first row of a text in all rows, of which several outputs are explained; otherwise the cache."""
-    rows = list(cache.inputs.values())
-    same = all((row == row[:1]).all() for row in rows)
-    if not same or len(rows[0]) == 1 or not kind_of(cache.model).per_token:
-        return cache
-    first = {name: value[:1] for name, value in cache.inputs.items()}
-    return ForwardCache(cache.model, first, None if cache.units is None else cache.units[:1])
-
-
 def _attending_only(model: PreTrainedModel, remains: Tensor, rescale: bool) -> AbstractContextManager[None]:
     """Context in which queries attend only to keys that `remains`, boolean `[rows, 1, 1, keys]`, keeps."""
 
@@ -146,29 +134,24 @@ def _attending_only(model: PreTrainedModel, remains: Tensor, rescale: bool) -> A
 
 
 def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
-    """Boolean `[batch, length]`: the only token that `y` is read from, and the tokens before an image's patches."""
+    """Boolean, as `[batch, length]`: the only token that `y` is read from, and those before an image's patches."""
     model, keep = cache.model, cache.keep
     if takes_embedding(model):
         return model.pooling_weights(keep) == 1
     if not attends_between_tokens(model):
-        return (keep.sum(1, keepdim=True) == 1).expand_as(keep)
-    positions = torch.arange(keep.shape[1], device=keep.device)
-    if "pixel_values" in cache.inputs:
-        leading = leading_tokens(model, cache.inputs["pixel_values"], keep.shape[1])
-        return (positions < leading).expand_as(keep)
+        return keep.sum(1, keepdim=True) == 1
+    positions = torch.arange(cache.length, device=keep.device)
+    if reads_images(model):
+        return (positions < leading_tokens(model, cache.main_input, cache.length)).unsqueeze(0)
     read = cache.position if readout.positions is None else readout.positions
     return positions == read.unsqueeze(1)
 
 
-def _shortened(rows: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-    """The rows of a text, each without its token; the tokens after it move up."""
-    length = rows["input_ids"].shape[1]
-    remaining = torch.arange(length - 1, device=tokens.device)
+def _shortened(inputs: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
+    """The inputs of texts, each without its token; the tokens after it move up."""
+    remaining = torch.arange(inputs["input_ids"].shape[1] - 1, device=tokens.device)
     remaining = remaining + (remaining >= tokens.unsqueeze(1))
-    shorter = {name: value.gather(1, remaining) for name, value in rows.items()}
-    if "position_ids" in rows:
-        shorter["position_ids"] = rows["position_ids"][:, :-1]
-    return shorter
+    return {name: value.gather(1, remaining) for name, value in inputs.items()}
 
 
 def _moved(readout: Readout, tokens: Tensor) -> Readout:

@@ -1,9 +1,9 @@
 """Attention flow: the maximum flow from a token of the top layer to each input token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from scipy.sparse import block_diag, csr_array
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 from tqdm import tqdm
@@ -18,11 +18,7 @@ UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers
 
 @torch.no_grad()
 def attention_flow(
-    attentions: Sequence[Tensor],
-    keep: Tensor | None = None,
-    source: int | Sequence[int] | Tensor = 0,
-    *,
-    head: int | None = None,
+    attentions: Sequence[Tensor], keep: Tensor | None = None, source: int | Sequence[int] | Tensor = 0
 ) -> Tensor:
     """Maximum flow from a token of the top layer to each input token through all layers.
 
@@ -31,7 +27,7 @@ def attention_flow(
     multiplies along a path; flow is limited by its bottleneck.
 
     Args:
-        attentions, keep, head: as in `attention_rollout`.
+        attentions, keep: as in `attention_rollout`.
         source: position of the token in the top layer, one for all examples or one per example.
 
     Returns:
@@ -41,38 +37,34 @@ def attention_flow(
     Raises:
         ValueError: as in `attention_rollout`, or a source that is not a token.
     """
-    keep, layers = magnitudes_of(attentions, keep, head)
-    sources = token_positions(source, keep)
-    stacked = torch.stack(layers, 1)
-    flows = torch.zeros(keep.shape, dtype=stacked.dtype, device=stacked.device)
-    with tqdm(total=int(keep.sum()), desc="flow", unit="token", leave=False, delay=1) as bar:
-        for example, tokens in enumerate(keep):
-            before = int(tokens[: sources[example]].sum())
-            matrices = stacked[example][:, tokens][:, :, tokens].cpu().double()
-            positions = tokens.nonzero().flatten().tolist()
-            for position, flow in zip(positions, _flows(matrices, before), strict=True):
-                flows[example, position] = flow
-                bar.update()
+    keep, layers = magnitudes_of(attentions, keep)
+    flows = torch.zeros_like(layers[0, :, 0])
+    for example, above in enumerate(token_positions(source, keep).tolist()):
+        tokens = keep[example].nonzero().flatten().tolist()
+        values = _flows(layers[:, example].cpu().double(), above, tokens)
+        flows[example, tokens] = flows.new_tensor(values)
     return flows
 
 
-def _flows(layers: Tensor, source: int) -> Iterator[float]:
-    """The flow from a token above `layers` `[layers, queries, keys]`, bottom first, to each token below them.
+def _flows(layers: Tensor, source: int, tokens: list[int]) -> list[float]:
+    """The flow from a token above `layers` `[layers, queries, keys]`, bottom first, to each of the tokens below them.
 
     The nodes are the tokens below the layers, then those above each of them.
     """
     count, length = layers.shape[:2]
-    capacities = (1 - RESIDUAL) * layers + RESIDUAL * torch.eye(length, dtype=layers.dtype)
+    capacities = (1 - RESIDUAL) * layers + RESIDUAL * torch.eye(length).to(layers)
     unit = UNIT / max(1.0, capacities.sum(2).max().item())  # the flow out of a node is such an integer too
     capacities[-1, torch.arange(length) != source] = 0
-    integers = (capacities * unit).round().int()
-    blocks = block_diag(list(integers.numpy()), format="coo")
+    integers = (capacities * unit).round().int().numpy()
+    level, query, key = integers.nonzero()
+    ends = ((level + 1) * length + query, level * length + key)
     size = (count + 1) * length
-    places = (blocks.row + length, blocks.col)
-    edges = csr_array((blocks.data, places), shape=(size, size))
-    for token in range(length):
+    edges = csr_array((integers[level, query, key], ends), shape=(size, size))
+    flows = []
+    for token in tqdm(tokens, desc="flow", unit="token", leave=False, delay=1):
         solved = maximum_flow(edges, count * length + source, token, method="dinic")
-        yield solved.flow_value / unit
+        flows.append(solved.flow_value / unit)
+    return flows
 
 
 @torch.no_grad()
@@ -80,4 +72,4 @@ def flow(cache: ForwardCache, request: Request) -> Tensor:
     """`attention_flow` from the position that the output is read from."""
     layers = layers_up_to(cache.coefficients, cache, request)
     source = source_of(layers[-1], cache, request)
-    return attention_flow(layers, cache.keep, source, head=request.head)
+    return attention_flow(layers, cache.keep, source)
