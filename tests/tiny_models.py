@@ -4,28 +4,7 @@ import sys
 
 import torch
 import transformers
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForSequenceClassification,
-    BertTokenizer,
-    Dinov2Config,
-    Dinov2ForImageClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import BertTokenizer, PreTrainedModel
 
 VOCABULARY, LENGTHS = 60, (9, 6, 2)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -36,17 +15,16 @@ BART = {
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "init_std": 0.3, "max_position_embeddings": 64,
     "decoder_start_token_id": 2, "forced_eos_token_id": None,
 }  # fmt: skip
-STOCK = {
-    "bert": (BertForSequenceClassification, BertConfig, SHAPE | TEXT),
-    "roberta": (RobertaForSequenceClassification, RobertaConfig, SHAPE | TEXT),
-    "vit": (ViTForImageClassification, ViTConfig, SHAPE | IMAGES),
-    "dinov2": (Dinov2ForImageClassification, Dinov2Config, SHAPE | IMAGES),
-    "gpt2": (GPT2LMHeadModel, GPT2Config, TEXT | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
-    "llama": (LlamaForCausalLM, LlamaConfig, SHAPE | TEXT | {"num_key_value_heads": 2}),
-    "bart": (BartForConditionalGeneration, BartConfig, TEXT | BART),
+STOCK = {  # by family, the class of a model and the fields of its config
+    "bert": (transformers.BertForSequenceClassification, SHAPE | TEXT),
+    "roberta": (transformers.RobertaForSequenceClassification, SHAPE | TEXT),
+    "vit": (transformers.ViTForImageClassification, SHAPE | IMAGES),
+    "dinov2": (transformers.Dinov2ForImageClassification, SHAPE | IMAGES),
+    "gpt2": (transformers.GPT2LMHeadModel, TEXT | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "llama": (transformers.LlamaForCausalLM, SHAPE | TEXT | {"num_key_value_heads": 2}),
+    "bart": (transformers.BartForConditionalGeneration, TEXT | BART),
     "t5": (
-        T5ForConditionalGeneration,
-        T5Config,
+        transformers.T5ForConditionalGeneration,
         TEXT | {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
     ),
 }
@@ -54,7 +32,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film
 ENCODERS, DECODERS, IMAGE_MODELS = ("bert", "roberta"), ("gpt2", "llama"), ("vit", "dinov2")
 # the first versions of transformers compute some of them outside the attention interface
 FAMILIES = [
-    family for family, (head, *_) in STOCK.items() if "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[head.__module__])
+    family for family, (head, _) in STOCK.items() if "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[head.__module__])
 ]
 
 
@@ -65,9 +43,9 @@ def word_tokenizer() -> BertTokenizer:
 
 def stock_model(family: str, **fields) -> PreTrainedModel:
     """A stock model with random weights, always the same ones, in evaluation mode."""
-    model_class, config_class, shape = STOCK[family]
+    model_class, shape = STOCK[family]
     torch.manual_seed(0)
-    return model_class(config_class(**shape | fields)).eval()
+    return model_class(model_class.config_class(**shape | fields)).eval()
 
 
 def random_model(name: str, **fields) -> PreTrainedModel:
@@ -84,7 +62,7 @@ def sliding_window_model(window: int = 4, **fields) -> PreTrainedModel:
     """A causal model whose tokens attend to the last few, in evaluation mode."""
     torch.manual_seed(0)
     shape = SHAPE | TEXT | {"num_key_value_heads": 2, "sliding_window": window} | fields
-    return MistralForCausalLM(MistralConfig(**shape)).eval()
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**shape)).eval()
 
 
 def inputs_of(family: str) -> dict[str, torch.Tensor]:

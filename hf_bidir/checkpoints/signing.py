@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_bidir.kernels.interventions import Interventions, intervening
 from hf_bidir.modeling.compat import attn_implementation
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, bidir_config, config_of_class, is_softmax
-from hf_bidir.modeling.modeling_bidir import BidirMixin, replace_config, sign, signed_class, stock_base
+from hf_bidir.modeling.modeling_bidir import BidirMixin, replace_config, sign, signed_class
 from hf_bidir.modeling.outside_attention import OutsideAttention
 from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
 
@@ -133,6 +133,11 @@ def unwrapped(model: Any) -> PreTrainedModel:
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile
         return unwrapped(model._orig_mod)
     raise ValueError(f"expected a transformers model, got a {name}; load one with AutoModel.from_pretrained.")
+
+
+def stock_base(made: type[BidirMixin]) -> Any:
+    """The class that a signed class was made from."""
+    return next(base for base in made.__mro__ if not issubclass(base, BidirMixin))
 
 
 def _unsign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:

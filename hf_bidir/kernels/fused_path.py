@@ -14,8 +14,8 @@ from torch import Tensor
 from hf_bidir.kernels.chunked_attention import chunked_attention
 from hf_bidir.modeling.attention import (
     IMPLEMENTATIONS,
+    SOFTMAX_HEADS,
     Implementation,
-    has_zero,
     softmax_attention,
 )
 from hf_bidir.modeling.attention_call import AttentionCall
@@ -43,7 +43,7 @@ def fused_obstacle() -> str | None:
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     if call.activation == "softmax":  # softmax layers beside signed ones
-        attention = _eager if call.terms else softmax_attention
+        attention = _eager if call.features else softmax_attention
         return attention(query, key, value, keep, call)
     from hf_bidir.kernels.fused_attention import fused_attention
 
@@ -69,7 +69,7 @@ def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     device = query.device.type
     if call.activation != "tanhmax" or query.shape[2] == 1 or torch.compiler.is_compiling():
         return None
-    if call.terms or has_zero(call.negative_mass) or (device == "cuda" and call.dropout == 0):
+    if IMPLEMENTATIONS["chunked"].obstacle(call) or (device == "cuda" and call.dropout == 0):
         return None
     return f"linear memory{' with dropout' if call.dropout else ''} on {device}"
 
@@ -80,6 +80,6 @@ def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | No
 
 
 IMPLEMENTATIONS["fused"] = Implementation(
-    _attend_fused, terms=("bias", "softcap"), softmax_heads=True, preferred=_prefers_fused
+    _attend_fused, computes=("bias", "softcap", "dropout", SOFTMAX_HEADS), preferred=_prefers_fused
 )
-IMPLEMENTATIONS["chunked"] = Implementation(_attend_chunked, preferred=_prefers_chunked)
+IMPLEMENTATIONS["chunked"] = Implementation(_attend_chunked, computes=("dropout",), preferred=_prefers_chunked)

@@ -57,7 +57,9 @@ class Interventions:
 
     def plan(self, plan: Plan) -> Plan:
         """What a layer with this plan computes."""
-        return plan.to_softmax() if self.softmax else plan
+        if self.softmax:
+            plan = plan._replace(activation="softmax", negative_mass=0.0, softmax=plan.window is None)
+        return plan
 
     def attend(self, proceed: Callable[[LayerCall], Attended], call: LayerCall) -> Attended:
         """The attention of a layer that uses transformers' interface, `proceed`, with these changes."""

@@ -34,10 +34,10 @@ def model_of(**options):
 
 def cross_model(name):
     """A tiny signed encoder-decoder of transformers, which has several layers and heads of cross-attention."""
-    model_class, config_class, fields = STOCK[name]
+    model_class, fields = STOCK[name]
     torch.manual_seed(1)
     fields = fields | {"vocab_size": len(TOKENIZER), "decoder_start_token_id": 2, "initializer_factor": 2.0}
-    stock = model_class(config_class(**fields))
+    stock = model_class(model_class.config_class(**fields))
     stock.generation_config.update(min_length=5, max_length=7, forced_eos_token_id=None)
     return hf_bidir.signed(with_biases(stock), negative_mass=1.0)
 

@@ -21,11 +21,6 @@ def model(request):
     return signed(stock_model(request.param), 0.8, attn_activation="balanced" if request.param == "gpt2" else "tanhmax")
 
 
-@pytest.fixture(params=DECODERS)
-def decoder(request):
-    return signed(stock_model(request.param))
-
-
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family in (*DECODERS, "bart", "t5")])
 def test_a_converted_model_has_the_logits_of_the_stock_model_in_every_padded_step_over_its_cache(family):
     stock = stock_model(family).bfloat16()
@@ -54,15 +49,6 @@ def test_a_model_with_a_window_generates_the_likeliest_tokens_without_a_cache(tm
         likeliest = decoder(generated, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
         generated = torch.cat([generated, likeliest], dim=1)
     assert torch.equal(decoder.generate(prompts(), **GREEDY), generated)
-
-
-def test_prompts_padded_on_the_left_are_continued_as_alone(decoder):
-    long, short = prompts(batch=1), prompts(3, batch=1)
-    batch = torch.cat([long, torch.cat([torch.zeros(1, 2, dtype=torch.long), short], 1)])
-    together = decoder.generate(batch, attention_mask=(batch != 0).long(), **GREEDY)
-    for row, alone in ((together[0, 5:], long), (together[1, 5:], short)):
-        expected = decoder.generate(alone, attention_mask=torch.ones_like(alone), **GREEDY)
-        assert torch.equal(row, expected[0, alone.shape[1] :])
 
 
 def test_a_step_over_a_static_cache_compiles_into_one_graph():

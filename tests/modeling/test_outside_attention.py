@@ -1,7 +1,6 @@
 """Layers that compute attention by themselves, outside transformers' attention interface."""
 
 import copy
-import io
 import operator
 
 import pytest
@@ -63,11 +62,11 @@ def family(request):
 
 
 def test_a_negative_mass_of_0_is_the_stock_model_to_the_bit_and_1_is_another(family):
-    stock, inputs = stock_model(family), inputs_of(family)
-    model = signed(copy.deepcopy(stock), 0.0)
-    assert torch.equal(states(model, inputs), states(stock, inputs))
+    model, inputs = stock_model(family), inputs_of(family)
+    expected = states(model, inputs)
+    assert torch.equal(states(signed(model, 0.0), inputs), expected)
     model.config.attn_negative_mass = 1.0
-    assert not torch.allclose(states(model, inputs), states(stock, inputs), rtol=1e-3)
+    assert not torch.allclose(states(model, inputs), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", TEXT)
@@ -78,12 +77,12 @@ def test_padding_has_no_effect(family):
 
 
 def test_copies_pickles_and_saved_models_are_equal(family, tmp_path):
-    model, inputs, file = signed(stock_model(family), 0.7), inputs_of(family), io.BytesIO()
+    model, inputs = signed(stock_model(family), 0.7), inputs_of(family)
     expected = states(model, inputs)
-    torch.save(model, file)
-    file.seek(0)
+    torch.save(model, tmp_path / "model.pt")
     model.save_pretrained(tmp_path)
-    for again in (copy.deepcopy(model), torch.load(file, weights_only=False), type(model).from_pretrained(tmp_path)):
+    pickled = torch.load(tmp_path / "model.pt", weights_only=False)
+    for again in (copy.deepcopy(model), pickled, type(model).from_pretrained(tmp_path)):
         assert len(signed_layers(again)) == len(signed_layers(model)) > 0
         assert torch.equal(states(again, inputs), expected)
 
@@ -93,24 +92,24 @@ def test_the_model_compiles_into_one_graph_and_is_exported(family):
     model, inputs = signed(stock_model(family)), inputs_of(family)
     expected = model(**inputs).last_hidden_state
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
-    exported = torch.export.export(model, (), inputs).module()
-    torch.testing.assert_close(exported(**inputs).last_hidden_state, expected)
+    for run in (compiled, torch.export.export(model, (), inputs).module()):
+        torch.testing.assert_close(run(**inputs).last_hidden_state, expected)
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "siglip", "swinv2"])
 def test_each_head_has_its_own_negative_mass(family):
-    stock, inputs = stock_model(family), inputs_of(family)
-    count = len(signed_layers(signed(copy.deepcopy(stock))))
-    found = {}
-    for masses in ([1.0, 0.0, 0.0, 0.0], 0.0, 1.0):
-        model, seen = signed(copy.deepcopy(stock), [masses] * count), []
-        with edited_coefficients(model, lambda a, seen=seen: seen.append(a) or a):
+    model, inputs = signed(stock_model(family)), inputs_of(family)
+
+    def coefficients(masses):
+        seen = []
+        model.config.attn_negative_mass = [masses] * len(signed_layers(model))
+        with edited_coefficients(model, lambda a: seen.append(a) or a):
             states(model, inputs)
-        found[str(masses)] = seen[0]
-    mixed, softmax, tanhmax_ = found.values()
-    torch.testing.assert_close(mixed[:1, 0], tanhmax_[:1, 0])
-    torch.testing.assert_close(mixed[:1, 1:], softmax[:1, 1:])  # the other row has queries that attend to nothing
+        return seen[0][:1]  # the other row has queries that attend to nothing
+
+    mixed = coefficients([1.0, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(mixed[:, 0], coefficients(1.0)[:, 0])
+    torch.testing.assert_close(mixed[:, 1:], coefficients(0.0)[:, 1:])
 
 
 @pytest.mark.parametrize("family", ["bloom", "deberta-v2", "mpnet", "xlnet"])
@@ -118,7 +117,7 @@ def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_f
     model, coefficients, seen = signed(stock_model(family)), [], []
     with (
         edited_coefficients(model, lambda a: coefficients.append(a) or a),
-        observed_layers(model, lambda layer, key, value, context: seen.append((layer, key, value, context))),
+        observed_layers(model, lambda *observed: seen.append(observed)),
     ):
         model(**inputs_of(family))
     assert [layer for layer, *_ in seen] == signed_layers(model)
@@ -130,135 +129,119 @@ def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_f
 
 
 def test_partial_keeps_softmax_outside_the_interface_also_after_saving(tmp_path):
-    stock = stock_model("siglip")
-    signed(copy.deepcopy(stock), partial=True).save_pretrained(tmp_path)
-    for model in (signed(stock, partial=True), type(signed(stock_model("siglip"))).from_pretrained(tmp_path)):
-        assert model.config.attn_partial
-        assert not any(isinstance(layer, OutsideAttention) for layer in signed_layers(model))
+    model = signed(stock_model("siglip"), partial=True)
+    model.save_pretrained(tmp_path)
+    for partial in (model, type(model).from_pretrained(tmp_path)):
+        assert partial.config.attn_partial
+        assert not any(isinstance(layer, OutsideAttention) for layer in signed_layers(partial))
 
 
 class Own(nn.Module):
-    """Attention whose scores are its input."""
-
-    num_heads = 1
-
-    def forward(self, scores, mask=None, dim=-1):
-        scores = scores if mask is None else scores + mask
-        return F.softmax(scores, dim)
-
-
-class OfTorch(nn.Module):
-    """Attention by torch's function, whose query, key and value are its input."""
+    """A layer whose attention is a function of its inputs."""
 
     num_heads = 2
 
-    def __init__(self, **options):
+    def __init__(self, attend):
         super().__init__()
-        self.options = options
+        self.attend = attend
 
-    def forward(self, states, mask=None):
-        return F.scaled_dot_product_attention(states, states, states, mask, **self.options)
+    def forward(self, *inputs):
+        return self.attend(*inputs)
 
 
 def signed_layer(layer, negative_mass=1.0):
+    """The layer, signed, or that with this function."""
     model = signed(stock_model("mpnet"), negative_mass)
+    layer = layer if isinstance(layer, nn.Module) else Own(layer)
     layer.__class__ = outside_class(type(layer))
     for name in ("signed_index", "signed_view"):
         setattr(layer, name, getattr(signed_layers(model)[0], name))
     return layer
 
 
+def softmax(scores):
+    return F.softmax(scores, -1)
+
+
+def of_torch(states, mask=None, **options):
+    return F.scaled_dot_product_attention(states, states, states, mask, **options)
+
+
+STATES = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
+SCORES = 5 * torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("add", [operator.add, torch.add, operator.iadd, Tensor.add_, lambda x, mask: mask + x])
 @pytest.mark.parametrize("masked", [-100.0, -1e4, torch.finfo(torch.float32).min, -torch.inf])
-def test_what_an_added_mask_drops_has_no_weight_and_low_scores_keep_theirs(masked):
-    scores = torch.randn(2, 1, 4, 4) * 5
+def test_what_an_added_mask_drops_has_no_weight_and_low_scores_keep_theirs(masked, add):
+    scores = SCORES.clone()
     scores[0, 0, 0, 0] = -102.0
-    keep = torch.ones(4, 4, dtype=torch.bool).tril()
-    mask = torch.zeros(4, 4).masked_fill(~keep, masked)
-    torch.testing.assert_close(signed_layer(Own())(scores, mask), tanhmax(scores, keep))
-
-
-@pytest.mark.parametrize("added", [torch.add, operator.iadd, Tensor.add_, lambda scores, mask: mask + scores])
-def test_a_mask_is_recognised_however_it_is_added(added):
-    class Adding(Own):
-        def forward(self, scores, mask=None, dim=-1):
-            return F.softmax(added(scores.clone(), mask), dim)
-
-    scores, keep = torch.randn(1, 1, 3, 3), torch.ones(3, 3, dtype=torch.bool).tril()
-    mask = torch.zeros(3, 3).masked_fill(~keep, -100.0)
-    torch.testing.assert_close(signed_layer(Adding())(scores, mask), tanhmax(scores, keep))
+    layer = signed_layer(lambda mask: softmax(add(scores.clone(), mask)))
+    mask = torch.zeros(5, 5).masked_fill(~CAUSAL, masked)
+    torch.testing.assert_close(layer(mask), tanhmax(scores, CAUSAL))
 
 
 @pytest.mark.parametrize("bias", [[[0.0, -3.0], [-80.0, 0.0]], [[-80.0, -60.0], [-60.0, -80.0]], [[0.0], [-80.0]]])
 def test_a_bias_is_no_mask_however_low_it_is(bias):
     scores, bias = torch.randn(1, 1, 2, len(bias[0])), torch.tensor(bias)
-    torch.testing.assert_close(signed_layer(Own())(scores, bias), tanhmax(scores + bias))
+    torch.testing.assert_close(signed_layer(lambda x: softmax(x + bias))(scores), tanhmax(scores + bias))
 
 
 @pytest.mark.parametrize(
-    "maximum", [lambda x: x.amax(-1, True).detach(), lambda x: torch.max(x, -1, True)[0], torch.max]
+    "attend",
+    [
+        lambda x: softmax(x - x.amax(-1, True).detach()),
+        lambda x: softmax(x - torch.max(x, -1, True)[0]),
+        lambda x: softmax(x - torch.max(x)),
+        lambda x: torch.softmax(x, 3, torch.float64).float(),
+        lambda x: x.softmax(dim=-1),
+    ],
 )
-def test_a_maximum_is_not_subtracted_from_scores(maximum):
-    class Shifted(Own):
-        def forward(self, scores, mask=None, dim=-1):
-            return F.softmax(scores - maximum(scores), dim)
-
-    scores = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(signed_layer(Shifted())(scores), tanhmax(scores))
+def test_no_maximum_is_subtracted_from_scores_and_every_softmax_over_keys_is_signed(attend):
+    torch.testing.assert_close(signed_layer(attend)(SCORES), tanhmax(SCORES))
 
 
-def test_a_softmax_in_another_dtype_gives_coefficients_of_that_dtype():
-    class Upcast(Own):
-        def forward(self, scores, mask=None, dim=-1):
-            return torch.softmax(scores, dim, torch.float64)
-
-    scores = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(signed_layer(Upcast())(scores), tanhmax(scores.double()))
+def test_a_layer_without_a_softmax_over_keys_is_an_error_if_it_multiplies():
+    layer = signed_layer(lambda x: F.softmax(x, 2) @ x)
+    with pytest.raises(ValueError, match="Own computed no softmax over keys"):
+        layer(SCORES)
+    torch.testing.assert_close(signed_layer(lambda x: F.softmax(x, 2))(SCORES), F.softmax(SCORES, 2))
 
 
-def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
-    class Hidden(Own):
-        def forward(self, scores, mask=None, dim=-1):
-            return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ scores
-
-    with pytest.raises(ValueError, match="Hidden computed no softmax over keys"):
-        signed_layer(Hidden())(torch.randn(1, 1, 3, 3))
-
-
-def test_negative_masses_of_heads_need_scores_with_these_heads():
-    layer = signed_layer(Own(), [[1.0, 0.0, 0.0, 0.0]] * 2)
-    with pytest.raises(ValueError, match=r"with \(2, 3, 5, 5\) for .* a negative mass for each of 4 heads"):
-        layer(torch.randn(2, 3, 5, 5))
+@pytest.mark.parametrize(("negative_mass", "attend"), [([[1.0, 0.0, 0.0, 0.0]] * 2, softmax), (1.0, of_torch)])
+def test_scores_and_states_of_other_shapes_are_refused_by_name(negative_mass, attend):
+    with pytest.raises(ValueError, match=r"with \(3, 5, 5\) for"):
+        signed_layer(attend, negative_mass)(torch.randn(3, 5, 5))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_torch_in_such_a_layer_is_signed(causal):
-    states, keep = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
-    keep = keep.tril() if causal else keep
-    expected = tanhmax(states @ states.mT / 3, keep) @ states
-    torch.testing.assert_close(signed_layer(OfTorch(is_causal=causal, scale=1 / 3))(states), expected)
+    layer = signed_layer(lambda states: of_torch(states, is_causal=causal, scale=1 / 3))
+    keep = CAUSAL if causal else torch.ones_like(CAUSAL)
+    torch.testing.assert_close(layer(STATES), tanhmax(STATES @ STATES.mT / 3, keep) @ STATES)
 
 
 @pytest.mark.parametrize(("bias", "masked"), [(0.0, -100.0), (1.5, -1e4)])
 def test_a_float_mask_of_torchs_attention_drops_keys_and_is_else_added_to_the_scores(bias, masked):
-    states, keep = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool).tril()
     bias = bias * torch.randn(5, 5)
-    expected = tanhmax(states @ states.mT / 2 + bias, keep) @ states
-    torch.testing.assert_close(signed_layer(OfTorch())(states, bias.masked_fill(~keep, masked)), expected)
+    context = signed_layer(of_torch)(STATES, bias.masked_fill(~CAUSAL, masked))
+    torch.testing.assert_close(context, tanhmax(STATES @ STATES.mT / 2 + bias, CAUSAL) @ STATES)
 
 
 def test_changes_and_observers_of_a_call_reach_attention_of_torch():
-    layer, states, keep, seen = signed_layer(OfTorch()), torch.randn(1, 2, 5, 4), torch.arange(5) < 3, []
+    layer, keep, seen = signed_layer(of_torch), torch.arange(5) < 3, []
     changes = Interventions(
         edit=lambda coefficients: 2 * coefficients,
         keep=keep.view(1, 1, 1, 5),
         project=lambda query, key, value: (query, key, 3 * value),
-        observe=lambda *states: seen.extend(states),
+        observe=lambda *observed: seen.extend(observed),
     )
     with intervening(layer, [layer], changes):
-        context = layer(states)
-    torch.testing.assert_close(context, 2 * tanhmax(states @ states.mT / 2, keep.expand(5, 5)) @ (3 * states))
+        context = layer(STATES)
+    torch.testing.assert_close(context, 2 * tanhmax(STATES @ STATES.mT / 2, keep.expand(5, 5)) @ (3 * STATES))
     assert seen[0] is layer
-    torch.testing.assert_close(seen[1:], [states, 3 * states, context.transpose(1, 2)])
+    torch.testing.assert_close(seen[1:], [STATES, 3 * STATES, context.transpose(1, 2)])
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

@@ -50,10 +50,12 @@ def test_what_is_no_negative_mass_is_refused_at_once_wherever_it_is_given(mass):
 )
 def test_a_failed_signing_leaves_the_model_as_it_was(options, message):
     model = stock_model("bert")
-    expected, before = logits_of(model, INPUTS), (type(model), model.config, model.bert.config)
+    expected, fields = logits_of(model, INPUTS), model.config.to_dict()
+    before = type(model), model.config, model.bert.config
     with pytest.raises(ValueError, match=message):
         signed(model, **options)
     assert (type(model), model.config, model.bert.config) == before
+    assert model.config.to_dict() == fields
     assert all(not module._forward_hooks and not hasattr(module, "signed_index") for module in model.modules())
     assert torch.equal(logits_of(model, INPUTS), expected)
     assert len(signed_layers(signed(model))) == 2
@@ -113,10 +115,10 @@ def test_an_attention_backend_that_is_not_supported_is_refused_when_signing_and_
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attn_scope": "window"}, 'got attn_window=None with "window"'),
-        ({"attn_scope": "window", "attn_window": 0}, 'got attn_window=0 with "window"'),
-        ({"attn_window": 3}, 'got attn_window=3 with "global"'),
-        ({"attn_scope": "local-m"}, "choose one of: global, window"),
+        ({"attn_scope": "window"}, 'attn_window=None with "window"'),
+        ({"attn_scope": "window", "attn_window": 0}, 'attn_window=0 with "window"'),
+        ({"attn_window": 3}, 'attn_window=3 with "global"'),
+        ({"attn_scope": "local-m"}, "global, window"),
     ],
 )
 def test_a_scope_that_cannot_be_is_one_error_that_names_both_fields(fields, message):

@@ -57,7 +57,7 @@ def saved(tmp_path):
 def test_a_new_process_loads_a_checkpoint_and_computes_the_same(saved, program):
     folder, logits = saved
     environment = {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
-    run_python(LOGITS.format(**program), fresh=True, isolated=program is WITHOUT_PACKAGE, cwd=folder, **environment)
+    run_python(LOGITS.format(**program), isolated=program is WITHOUT_PACKAGE, cwd=folder, **environment)
     for name, expected in logits.items():
         torch.testing.assert_close(load_file(folder / f"{name}.logits")["logits"], expected, rtol=0, atol=1e-6)
 

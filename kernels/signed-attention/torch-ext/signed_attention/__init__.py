@@ -49,7 +49,7 @@ def flash_attn_forward(
         ValueError: the model passes arguments that would change the result, such as biases, or has one λ per layer.
     """
     changed = [name for name in REFUSED if others.get(name) is not None]
-    keep, bias = keep_and_bias(attention_mask, omit_zero_bias=True)
+    keep, bias = keep_and_bias(attention_mask)
     if changed or bias is not None:
         raise ValueError(
             f"{type(module).__name__} passes {', '.join(changed) or 'a bias in its mask'} to its attention function, "
