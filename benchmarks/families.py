@@ -52,7 +52,7 @@ from benchmarks.families_checks import (
 from benchmarks.families_inputs import example
 from hf_bidir import signed
 from hf_bidir.checkpoints.families import FAILED, PASSED, SUMMARY
-from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.compat import stock_heads
 from hf_bidir.modeling.outside_attention import SOFTMAX_FUNCTIONS, outside_layers
 from hf_bidir.modeling.signed_layers import attention_layers
 

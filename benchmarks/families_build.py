@@ -20,7 +20,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from benchmarks.families_inputs import EXCEPTIONS
-from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.compat import stock_heads
 
 WIDTH, HEADS, HEAD_DIM, VOCABULARY = 64, 4, 16, 160
 GENERATIVE = (

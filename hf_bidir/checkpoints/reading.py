@@ -29,7 +29,7 @@ from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import is_timm, read_timm, vit_from_timm
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.model_types import is_signed
-from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.compat import stock_heads
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.compat import stock_heads
 
 MODULES = "modules.json"
 MODEL_SETTINGS = "config_sentence_transformers.json"

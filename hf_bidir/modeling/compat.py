@@ -5,6 +5,7 @@ version lacks never stops an import: it has a substitute here, or its user raise
 """
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -67,7 +68,8 @@ def register_heads() -> None:
             table[SIGNED + kind] = signed
 
 
-def heads_by_auto_class(model_type: str) -> dict[str, str]:
+@cache
+def stock_heads(model_type: str) -> dict[str, str]:
     """Model classes of a model type by Auto class, for example `{"AutoModelForMaskedLM": "BertForMaskedLM"}`.
 
     They are in private mappings of the Auto classes. Without these, a checkpoint loads by its own class only.

@@ -7,7 +7,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from .activations import WITH_NEGATIVE_MASS, as_masses, did_you_mean, get_attn_activation
-from .compat import PREFIX, SIGNED, heads_by_auto_class
+from .compat import PREFIX, SIGNED, stock_heads
 
 FORMAT = 1  # version of the fields below in config.json
 ATTENTION_FIELDS = {
@@ -145,9 +145,6 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     made.register_for_auto_class()
     globals()[name] = made  # pickle looks it up here
     return made
-
-
-stock_heads = functools.cache(heads_by_auto_class)
 
 
 def stock_class(name: str, kind: type) -> type:

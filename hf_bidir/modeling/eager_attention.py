@@ -11,18 +11,9 @@ from .attention_call import AttentionCall
 
 
 def eager_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor | None,
-    call: AttentionCall,
-    factors: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """The context `[batch, heads, queries, value_dim]` and the coefficients `[batch, heads, queries, keys]`.
-
-    Args:
-        factors: dropout that was drawn before, 0 or `1 / (1 - dropout)` per coefficient; by default it is drawn here.
-    """
+    """The context `[batch, heads, queries, value_dim]` and the coefficients `[batch, heads, queries, keys]`."""
     scores = grouped_matmul(query, key.mT) * call.scaling
     keep = call.mask(keep, query, key)
     if call.softcap is not None:
@@ -35,7 +26,7 @@ def eager_attention(
         keep = None if keep is None else F.pad(keep, (0, 1), value=True)
     coefficients = activated(scores, keep, call.activation, call.negative_mass)
     coefficients = coefficients[..., : key.shape[2]]  # without the sinks
-    coefficients = F.dropout(coefficients, call.dropout) if factors is None else coefficients * factors
+    coefficients = F.dropout(coefficients, call.dropout)
     context = grouped_matmul(coefficients.to(value.dtype), value)
     return context, coefficients
 

@@ -10,7 +10,14 @@ from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names, register_heads
+from .compat import (
+    CAN_RECORD,
+    attn_implementation,
+    checkpoint_names,
+    register_checkpoint_names,
+    register_heads,
+    stock_heads,
+)
 from .configuration_bidir import (
     PREFIX,
     bidir_config,
@@ -20,7 +27,6 @@ from .configuration_bidir import (
     is_softmax,
     signed_config_class,
     stock_class,
-    stock_heads,
 )
 from .outside_attention import outside_class, outside_layers, unsignable
 from .signed_layers import (

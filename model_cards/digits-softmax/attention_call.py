@@ -12,6 +12,7 @@ from torch import Tensor
 from .activations import WITH_NEGATIVE_MASS, as_masses, checked_negative_mass, compute_dtype, score_shift
 
 NegativeMass = float | Sequence[float] | Tensor
+Attended = tuple[Tensor, Tensor | None]  # context and coefficients
 
 # Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
 MASKED = -50.0
@@ -37,13 +38,18 @@ class AttentionCall:
         return self.causal or self.window is not None
 
     @property
-    def terms(self) -> list[str]:
-        """The names of the terms that some implementations do not compute."""
-        return [name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None]
+    def features(self) -> list[str]:
+        """The parts of this call that some implementations do not compute."""
+        features = [name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None]
+        if self.dropout and self.activation != "softmax":
+            features.append("dropout")
+        return features
 
     def shift(self, query: Tensor) -> Tensor | None:
         """`score_shift` as `[heads, 1, 1]` in the dtype of the scores, finite also for a mass of 0; None if it is 0."""
-        mass, heads, dtype = self.negative_mass, query.shape[1], compute_dtype(query.dtype)
+        mass = self.negative_mass
+        heads = query.shape[1]
+        dtype = compute_dtype(query.dtype)
         if isinstance(mass, Tensor):
             mass = mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
             return score_shift(mass).expand(heads, 1, 1)
@@ -60,15 +66,15 @@ class AttentionCall:
         distance = queries[:, None] - keys
         if self.window is None:
             return distance >= 0
-        return (distance >= (0 if self.causal else -self.window)) & (distance <= self.window)
+        nearest = 0 if self.causal else -self.window
+        return (distance >= nearest) & (distance <= self.window)
 
-    def mask(self, keep: Tensor | None, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
-        """The part of a keep-mask for these queries and keys, combined with the band: `[..., rows, columns]`."""
-        band = self.band(rows, columns, device)
-        if keep is None:
-            return band if band is None else band[None, None]
-        keep = keep[..., rows if keep.shape[2] > 1 else slice(None), columns]
-        return keep if band is None else keep & band
+    def mask(self, keep: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+        """A keep-mask, combined with causality and window: `[batch or 1, heads or 1, queries or 1, keys]`."""
+        band = self.band(slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
+        if band is None or keep is None:
+            return keep if band is None else band[None, None]
+        return keep & band
 
 
 def attention_call(
@@ -82,10 +88,12 @@ def attention_call(
     Raises:
         ValueError: a number out of range, or a window with unequal numbers of queries and keys.
     """
-    dropout, window = options.get("dropout", 0.0), options.get("window")
+    dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
-    check_window(window)
+    window = options.get("window")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be an integer of at least 1, or None; got {window}.")
     if window is not None and query.shape[2] != key.shape[2]:
         raise ValueError(
             f"window needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
@@ -99,14 +107,8 @@ def attention_call(
     return AttentionCall(activation, mass, **options)
 
 
-def check_window(window: int | None) -> None:
-    """Raise ValueError unless `window` is None or an integer of at least 1."""
-    if window is not None and (isinstance(window, float) or window < 1):
-        raise ValueError(f"window must be an integer of at least 1, or None; got {window!r}.")
-
-
 def keep_and_bias(
-    attention_mask: Tensor | None, position_bias: Tensor | None = None, omit_zero_bias: bool = False
+    attention_mask: Tensor | None, position_bias: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Split masks and biases into a boolean keep-mask and an additive bias; None for either if it has no effect.
 
@@ -114,35 +116,31 @@ def keep_and_bias(
         attention_mask: boolean, integer, or float. Float entries of at most `MASKED` drop the key, the others are a
             bias. A large negative bias would not drop it: `e^-s` would give that key all of the weight.
         position_bias: an additive bias, which in some models also contains a mask.
-        omit_zero_bias: return None for a bias that is 0 everywhere and has no gradient; ignored while compiling, where
-            values are unknown.
     """
-    terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
-    keep = None
-    if attention_mask is not None and not attention_mask.is_floating_point():
+    keep, bias = None, position_bias
+    if attention_mask is not None and attention_mask.is_floating_point():
+        bias = attention_mask if bias is None else attention_mask + bias
+    elif attention_mask is not None:
         keep = attention_mask.bool()
-    if not terms:
+    if bias is None:
         return keep, None
-    bias = sum(terms[1:], start=terms[0])
     dropped = bias <= MASKED
-    bias = bias.masked_fill(dropped, 0)
     keep = ~dropped if keep is None else keep & ~dropped
-    if omit_zero_bias and not bias.requires_grad and not torch.compiler.is_compiling() and not bias.any():
-        return keep, None
-    return keep, bias
+    bias = bias.masked_fill(dropped, 0)
+    # most float masks add nothing; values are unknown while compiling, and a position bias is hardly ever 0
+    may_be_zero = position_bias is None and not bias.requires_grad and not torch.compiler.is_compiling()
+    return keep, None if may_be_zero and not bias.any() else bias
 
 
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value expanded to one batch size; a batch of 1 is broadcast."""
     batch = max(len(query), len(key))
-    query, key, value = (x if len(x) == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    query, key, value = (x.expand(batch, -1, -1, -1) for x in (query, key, value))
     return query, key, value
 
 
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     """The negative mass as a float, or as a tensor `[heads, 1, 1]` if the heads differ or it was given as a tensor."""
-    if isinstance(negative_mass, float):
-        return checked_negative_mass(negative_mass)
     if isinstance(negative_mass, Tensor):
         masses = checked_negative_mass(negative_mass).flatten()
     else:
@@ -171,28 +169,29 @@ _known_tensor = lru_cache(_as_tensor)  # once, because copying numbers to a GPU 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
     """Raise ValueError with all shapes unless they fit."""
-    fault = _fault(query.shape, key.shape, value.shape)
-    if fault:
-        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-        raise ValueError(f"{fault}, got {shapes}.")
+    if not _fit(query.shape, key.shape, value.shape):
+        raise ValueError(
+            "expected query [batch, heads, queries, head_dim], key [batch, key heads, keys, head_dim] and value "
+            "[batch, key heads, keys, value_dim], where key heads divide heads and no size is 0; got "
+            f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}."
+        )
     if keep is not None:
         _check_keep(keep, (*query.shape[:3], key.shape[2]))
 
 
-def _fault(query: torch.Size, key: torch.Size, value: torch.Size) -> str | None:
-    if len(query) != 4 or len(key) != 4 or value[:3] != key[:3]:
-        return "expected [batch, heads, length, head_dim] with equal key and value lengths"
-    if query[0] != key[0] or query[3] != key[3]:
-        return "query and key must agree in batch and head_dim"
-    if key[1] == 0 or query[1] % key[1]:
-        return "the number of key heads must divide the number of query heads"
-    return "no size may be 0" if 0 in query or 0 in value else None
+def _fit(query: torch.Size, key: torch.Size, value: torch.Size) -> bool:
+    if len(query) != 4 or len(key) != 4 or len(value) != 4 or 0 in query or 0 in value:
+        return False
+    if value[:3] != key[:3] or query[0] != key[0] or query[3] != key[3]:
+        return False
+    return query[1] % key[1] == 0
 
 
 def _check_keep(keep: Tensor, full: tuple[int, ...]) -> None:
     if keep.dtype != torch.bool:
         raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; convert numbers with mask == 1.")
-    shape, (batch, heads, queries, keys) = tuple(keep.shape), full
+    batch, heads, queries, keys = full
+    shape = tuple(keep.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2] in (1, queries)
     if not fits or shape[3] != keys:
         raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {shape}.")

@@ -7,7 +7,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from .activations import WITH_NEGATIVE_MASS, as_masses, did_you_mean, get_attn_activation
-from .compat import PREFIX, SIGNED, heads_by_auto_class
+from .compat import PREFIX, SIGNED, stock_heads
 
 FORMAT = 1  # version of the fields below in config.json
 ATTENTION_FIELDS = {
@@ -66,7 +66,8 @@ class BidirConfigMixin(_Stock):
         scope, window = self.attn_scope, self.attn_window
         if scope not in ("global", "window"):
             raise ValueError(f'attn_scope="{scope}" is not known; choose one of: global, window.')
-        if (window or 0) < 1 if scope == "window" else window is not None:
+        has_window = window is not None
+        if has_window != (scope == "window") or (has_window and window < 1):
             raise ValueError(
                 f'expected an attn_window of at least 1 with attn_scope="window", and none with "global"; got '
                 f'attn_window={window} with "{scope}".'
@@ -116,11 +117,11 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
             )
         fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
         kwargs.pop("auto_map", None)
-        kind = stock_type(kwargs.pop("model_type", stock.model_type))
+        model_type = kwargs.pop("model_type", stock.model_type)
         stock.__init__(self, *args, **kwargs)
         # Libraries decide by it what a model needs, as for the stock one: names of weights, tokenizers, inputs. It may
         # differ from that of the stock class. Files get the type of this class, by which a signed model is found again.
-        self.model_type = kind
+        self.model_type = model_type.removeprefix(SIGNED)
         for field, value in fields.items():
             setattr(self, field, value)
         self.auto_map = dict(type(self).remote_code)
@@ -146,9 +147,6 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     return made
 
 
-stock_heads = functools.cache(heads_by_auto_class)
-
-
 def stock_class(name: str, kind: type) -> type:
     """The class of transformers that `Bidir…` extends.
 
@@ -170,16 +168,6 @@ def __getattr__(name: str) -> type[PretrainedConfig]:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return signed_config_class(stock_class(name, PretrainedConfig))
-
-
-def is_signed(model_type: str | None) -> bool:
-    """Whether a model type is one of signed models; `common/model_types.py` says the same without torch."""
-    return str(model_type).startswith(SIGNED)
-
-
-def stock_type(model_type: str) -> str:
-    """The model type of the stock model."""
-    return model_type.removeprefix(SIGNED)
 
 
 def check_bidir_config(config: PretrainedConfig) -> None:
@@ -210,7 +198,11 @@ def all_masses(mass: Any) -> list[float]:
     return [value for entry in mass for value in all_masses(entry)]
 
 
+def computes_softmax(activation: str, negative_mass: Any) -> bool:
+    """Whether attention with this activation and negative mass, nested or one number, is softmax in every head."""
+    return activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any(all_masses(negative_mass)))
+
+
 def is_softmax(config: PretrainedConfig) -> bool:
     """Whether a bidir model with this config computes softmax attention in every head."""
-    without_mass = not any(all_masses(config.attn_negative_mass))
-    return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
+    return computes_softmax(config.attn_activation, config.attn_negative_mass)

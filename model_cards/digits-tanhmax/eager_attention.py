@@ -6,26 +6,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from .activations import WITH_NEGATIVE_MASS, get_attn_activation
+from .activations import activated
 from .attention_call import AttentionCall
 
 
 def eager_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor | None,
-    call: AttentionCall,
-    factors: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """The context `[batch, heads, queries, value_dim]` and the coefficients `[batch, heads, queries, keys]`.
-
-    Args:
-        factors: dropout that was drawn before, 0 or `1 / (1 - dropout)` per coefficient; by default it is drawn here.
-    """
-    rows, columns = slice(0, query.shape[2]), slice(0, key.shape[2])
+    """The context `[batch, heads, queries, value_dim]` and the coefficients `[batch, heads, queries, keys]`."""
     scores = grouped_matmul(query, key.mT) * call.scaling
-    keep = call.mask(keep, rows, columns, query.device)
+    keep = call.mask(keep, query, key)
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap
     if call.bias is not None:
@@ -35,8 +25,8 @@ def eager_attention(
         scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], -1)
         keep = None if keep is None else F.pad(keep, (0, 1), value=True)
     coefficients = activated(scores, keep, call.activation, call.negative_mass)
-    coefficients = coefficients[..., columns]  # without the sinks
-    coefficients = F.dropout(coefficients, call.dropout) if factors is None else coefficients * factors
+    coefficients = coefficients[..., : key.shape[2]]  # without the sinks
+    coefficients = F.dropout(coefficients, call.dropout)
     context = grouped_matmul(coefficients.to(value.dtype), value)
     return context, coefficients
 
@@ -48,14 +38,6 @@ def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
     batch, heads, rows, n = x.shape
     grouped = x.reshape(batch, y.shape[1], -1, n)  # the rows of all heads that share a key head
     return (grouped @ y).reshape(-1, heads, rows, y.shape[3])
-
-
-def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
-    """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
-    function = get_attn_activation(activation)
-    if activation in WITH_NEGATIVE_MASS:
-        return function(scores, keep, negative_mass=negative_mass)
-    return function(scores, keep)
 
 
 def is_transformed(*inputs: Tensor | float) -> bool:

@@ -3,29 +3,28 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
-from .attention_call import AttentionCall, NegativeMass, attention_call, check_shapes
+from .activations import WITH_NEGATIVE_MASS, upcast
+from .attention_call import Attended, AttentionCall, NegativeMass, attention_call, check_shapes
 from .eager_attention import eager_attention, is_transformed
 
 logger = logging.get_logger(__name__)
 
 SHORT = 2**18  # scores of a head, up to which a CPU computes the formula itself
+SOFTMAX_HEADS = "softmax heads beside signed heads"  # λ = 0 in some heads
 
 
 class Implementation(NamedTuple):
     """A way of computing the context, and the calls that it computes."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionCall], Tensor]
-    terms: tuple[str, ...] = ()  # of bias, softcap and sinks
-    dropout: bool = True
-    softmax_heads: bool = False  # heads with λ = 0 beside others
+    computes: tuple[str, ...] = ()  # features of a call, and SOFTMAX_HEADS
     # for query, key, value, keep and call: the reason why "auto" takes it, or None
     preferred: Callable[..., str | None] = lambda *call: None
 
@@ -33,17 +32,13 @@ class Implementation(NamedTuple):
         """What it does not compute of a call; None if it computes all."""
         activation = call.activation
         if activation not in (*WITH_NEGATIVE_MASS, "softmax"):
-            get_attn_activation(activation)  # or an error
             return activation
-        if lacking := [term for term in call.terms if activation == "balanced" or term not in self.terms]:
-            return ", ".join(lacking)
-        # positive and negative half of a coefficient would be dropped separately
-        in_halves = activation == "balanced" or (activation == "tanhmax" and not self.dropout)
-        if call.dropout and in_halves:
-            return f"{activation} with dropout"
-        if activation == "tanhmax" and not self.softmax_heads and has_zero(call.negative_mass):
-            return "softmax heads and signed heads in one layer"
-        return None
+        # two softmax attentions would negate the bias, and drop the two halves of a coefficient separately
+        computes = () if activation == "balanced" else self.computes
+        lacking = [feature for feature in call.features if feature not in computes]
+        if not lacking and activation == "tanhmax" and SOFTMAX_HEADS not in computes:
+            return SOFTMAX_HEADS if _has_zero(call.negative_mass) else None
+        return ", ".join(lacking) or None
 
 
 def bidir_attention(
@@ -59,7 +54,7 @@ def bidir_attention(
     implementation: str = "auto",
     causal: bool = False,
     window: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> Attended:
     """Multi-head attention whose coefficients may be negative.
 
     Args:
@@ -93,18 +88,27 @@ def bidir_attention(
         ValueError: shapes that do not fit, a mask that is not boolean, or an unknown name.
     """
     check_shapes(query, key, value, keep)
-    options = {"scaling": scaling, "dropout": dropout, "causal": causal, "window": window}
-    call = attention_call(query, key, activation, negative_mass, **options)
+    call = attention_call(
+        query,
+        key,
+        activation,
+        negative_mass,
+        scaling=scaling,
+        dropout=dropout,
+        causal=causal,
+        window=window,
+    )
     return attend(query, key, value, keep, call, implementation)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str = "auto"
-) -> tuple[Tensor, Tensor | None]:
+) -> Attended:
     """`bidir_attention` for inputs that are already checked; models call this."""
-    compiling, name, reason = torch.compiler.is_compiling(), implementation, None
+    compiling = torch.compiler.is_compiling()
+    name, reason = implementation, ""
     if name == "auto":
-        name, reason = choose_implementation(query, key, value, call, keep)
+        name, reason = choose_implementation(query, key, value, keep, call)
     elif name != "eager":
         obstacle = _implementation(name).obstacle(call)
         if obstacle:
@@ -130,20 +134,27 @@ def _implementation(name: str) -> Implementation:
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     """torch's SDPA, with zeros instead of NaN for a query without kept keys."""
-    grouped = query.shape[1] != key.shape[1]
-    options: dict[str, Any] = {"scale": call.scaling, "enable_gqa": grouped}
-    if call.causal and call.window is None and keep is None:
-        return F.scaled_dot_product_attention(query, key, value, None, call.dropout, is_causal=True, **options)
-    mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
-    context = F.scaled_dot_product_attention(query, key, value, mask, call.dropout, **options)
-    return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
+    causal_only = call.causal and call.window is None and keep is None
+    mask = None if causal_only else call.mask(keep, query, key)
+    context = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=call.dropout,
+        is_causal=causal_only,
+        scale=call.scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return _zeroed(context, mask)
 
 
 def balanced_attention(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str
 ) -> Tensor:
     """Softmax attention for the query and for its negative, by any implementation, and their weighted difference."""
-    softmax_call, half = replace(call, activation="softmax", negative_mass=1.0), call.negative_mass / 2
+    half = call.negative_mass / 2
+    softmax_call = replace(call, activation="softmax", negative_mass=1.0)
     toward, _ = attend(query, key, value, keep, softmax_call, implementation)
     away, _ = attend(-query, key, value, keep, softmax_call, implementation)
     return ((1 - half) * upcast(toward) - half * upcast(away)).to(value.dtype)
@@ -156,20 +167,24 @@ def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     """
     if call.activation == "softmax":
         return softmax_attention(query, key, value, keep, call)
-    mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
-    return lifted(query, key, value, mask, call)
-
-
-def lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: AttentionCall) -> Tensor:
-    """`lifted_attention` with a mask `[batch or 1, heads or 1, queries or 1, keys]` that has causality and window."""
-    keys = torch.cat([key, -key], 2)
-    values = torch.cat([value, -value], 2)
-    shift = call.shift(query)
+    mask = call.mask(keep, query, key)
     twice = None if mask is None else torch.cat([mask, mask], -1)
+    shift = call.shift(query)
     if shift is not None:
         twice = _lifted_bias(shift, twice, key.shape[2]).to(query.dtype)
-    grouped = query.shape[1] != key.shape[1]
-    context = F.scaled_dot_product_attention(query, keys, values, twice, scale=call.scaling, enable_gqa=grouped)
+    context = F.scaled_dot_product_attention(
+        query,
+        torch.cat([key, -key], 2),
+        torch.cat([value, -value], 2),
+        attn_mask=twice,
+        scale=call.scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return _zeroed(context, mask)
+
+
+def _zeroed(context: Tensor, mask: Tensor | None) -> Tensor:
+    """The context, with zeros for queries without kept keys."""
     return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
@@ -184,18 +199,19 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
 
 
 def choose_implementation(
-    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, keep: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall
 ) -> tuple[str, str]:
     """The implementation that "auto" selects, and the reason; `benchmarks/attention.py` compares their speed.
 
     Under torch.compile on a CPU it is "eager", whose operations the compiler fuses; in an exported graph "lift".
     """
-    compiling, queries = torch.compiler.is_compiling(), query.shape[2]
+    compiling = torch.compiler.is_compiling()
+    queries = query.shape[2]
     obstacle = IMPLEMENTATIONS["lift"].obstacle(call)
     if call.activation == "softmax" and not obstacle:
         return "lift", "softmax has no negative half: torch's SDPA itself"
     one_number = not isinstance(call.negative_mass, Tensor)
-    if compiling and torch.compiler.is_exporting() and one_number and queries > 1 and not obstacle:
+    if torch.compiler.is_exporting() and one_number and queries > 1 and not obstacle:
         return "lift", "softmax is one operator of a graph, TanhMax is twenty"
     for name, path in IMPLEMENTATIONS.items():
         if reason := path.preferred(query, key, value, keep, call):
@@ -214,7 +230,7 @@ def choose_implementation(
 
 
 @lru_cache
-def _log_choice(choice: str, reason: str | None, device: str) -> None:
+def _log_choice(choice: str, reason: str, device: str) -> None:
     """Log each choice with a reason once, as a warning if its memory is quadratic in the length; and once what the
     installed package computes faster."""
     if reason:
@@ -224,7 +240,7 @@ def _log_choice(choice: str, reason: str | None, device: str) -> None:
         logger.warning_once(f"signed attention: the Triton kernels for GPUs are faster; {INSTALL}.")
 
 
-def has_zero(negative_mass: float | Tensor) -> bool:
+def _has_zero(negative_mass: float | Tensor) -> bool:
     """Whether some heads are softmax; False while compiling, where values are unknown."""
     if not isinstance(negative_mass, Tensor) or torch.compiler.is_compiling():
         return False
@@ -233,4 +249,4 @@ def has_zero(negative_mass: float | Tensor) -> bool:
 
 INSTALL = "pip install hf-bidir, and import hf_bidir before you load the checkpoint"
 # by name; an installed room adds "fused" and "chunked"
-IMPLEMENTATIONS = {"lift": Implementation(lifted_attention, dropout=False)}
+IMPLEMENTATIONS = {"lift": Implementation(lifted_attention)}

@@ -5,6 +5,7 @@ version lacks never stops an import: it has a substitute here, or its user raise
 """
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -44,7 +45,7 @@ register_checkpoint_names: Callable = _private(
 ATTN_IMPLEMENTATION = "_attn_implementation_internal"
 CHECKPOINT_FUNCTION = "_gradient_checkpointing_func"
 
-# bypasses the `__getattribute__` of configs, which costs a Python call per field
+# of a config with "__dict__": all its fields, without the Python call of its `__getattribute__`
 raw_attribute = object.__getattribute__
 
 
@@ -58,20 +59,23 @@ def register_heads() -> None:
 
     By these the Trainer shifts labels that it smooths, and pipelines decide what a model can do.
     """
-    tables = vars(import_module("transformers.models.auto.modeling_auto")).items()
-    for table in [table for name, table in tables if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]:
-        for kind, heads in [*table.items()]:
-            if not kind.startswith(SIGNED):
-                names = tuple(f"{PREFIX}{head}" for head in (heads if isinstance(heads, tuple) else [heads]))
-                table[SIGNED + kind] = names if len(names) > 1 else names[0]
+    for name, table in vars(import_module("transformers.models.auto.modeling_auto")).items():
+        if not name.startswith("MODEL_") or not name.endswith("_MAPPING_NAMES"):
+            continue
+        stock = {kind: heads for kind, heads in table.items() if not kind.startswith(SIGNED)}
+        for kind, heads in stock.items():
+            signed = PREFIX + heads if isinstance(heads, str) else tuple(PREFIX + head for head in heads)
+            table[SIGNED + kind] = signed
 
 
-def heads_by_auto_class(model_type: str) -> dict[str, str]:
+@cache
+def stock_heads(model_type: str) -> dict[str, str]:
     """Model classes of a model type by Auto class, for example `{"AutoModelForMaskedLM": "BertForMaskedLM"}`.
 
     They are in private mappings of the Auto classes. Without these, a checkpoint loads by its own class only.
     """
-    modeling_auto, heads = import_module("transformers.models.auto.modeling_auto"), {}
+    modeling_auto = import_module("transformers.models.auto.modeling_auto")
+    heads = {}
     for auto in (name for name in modeling_auto.__all__ if name.startswith("Auto")):
         mapping = getattr(getattr(getattr(modeling_auto, auto), "_model_mapping", None), "_model_mapping", {})
         head = mapping.get(model_type)

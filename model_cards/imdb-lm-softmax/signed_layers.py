@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .activations import WITH_NEGATIVE_MASS, attention_changes
+from .activations import attention_changes
 from .attention import INSTALL, attend
-from .attention_call import attention_call, check_shapes, keep_and_bias, same_batch
+from .attention_call import Attended, attention_call, check_shapes, keep_and_bias, same_batch
 from .compat import attn_implementation, raw_attribute
-from .configuration_bidir import check_layers
+from .configuration_bidir import check_layers, computes_softmax
 
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
@@ -43,9 +43,6 @@ class Plan(NamedTuple):
     window: int | None
     backend: str  # the attn_implementation
     softmax: bool  # whether the function of the stock model may compute it
-
-    def to_softmax(self) -> "Plan":
-        return self._replace(activation="softmax", negative_mass=0.0, softmax=self.window is None)
 
 
 class LayerCall(NamedTuple):
@@ -85,16 +82,16 @@ class SignedConfig:
     def plan(self) -> Plan:
         """What the layer computes, as its config says now."""
         fields = raw_attribute(self.bidir, "__dict__")
-        activation, window = fields["attn_activation"], fields["attn_window"]
+        activation = fields["attn_activation"]
+        window = fields["attn_window"]
         mass = fields["attn_negative_mass"]
         if isinstance(mass, list | tuple):
             if len(mass) != self.count:
                 check_layers(mass, [None] * self.count)
             mass = mass[self.index]
-        any_mass = any(mass) if isinstance(mass, list | tuple) else mass != 0
-        softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any_mass)
+        softmax = window is None and computes_softmax(activation, mass)
         backend = attn_implementation(self.stock) or "sdpa"
-        return Plan(activation, mass, window, backend, softmax and window is None)
+        return Plan(activation, mass, window, backend, softmax)
 
     def change(self) -> Any:
         """What changes the layer in the running call; None if nothing does."""
@@ -115,7 +112,7 @@ class SignedConfig:
 
 def signed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+) -> Attended:
     """Signed attention with the signature of transformers' `AttentionInterface`.
 
     A softmax layer calls the function that the stock model would call, and so equals it to the bit.
@@ -130,22 +127,23 @@ def signed_attention(
         The context `[batch, queries, heads, head_dim]`, and if the call or the backend asks for them the coefficients
         `[batch, heads, queries, keys]`, else None.
     """
-    view, requested = module.signed_view, bool(requests.get())
+    view = module.signed_view
+    requested = bool(requests.get())
     call = LayerCall(module, view.plan(), query, key, value, attention_mask, options, requested)
     change = view.change()
     return attend_in_layer(call) if change is None else change.attend(attend_in_layer, call)
 
 
-def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
+def attend_in_layer(call: LayerCall) -> Attended:
     """Context and coefficients as in `signed_attention`, by the stock function or by the layer's backend."""
-    layer, plan, options = call.layer, call.plan, call.options
-    if plan.softmax and (stock := _stock_function(call)):
-        return stock(layer, call.query, call.key, call.value, call.mask, **options)
-    backend = backend_of(plan.backend)
-    for name in layer.signed_view.refused:  # torch 2.8 compiles no set of strings
-        if options.get(name) is not None and name not in backend.computes:
+    stock = _stock_function(call)
+    if stock is not None:
+        return stock(call.layer, call.query, call.key, call.value, call.mask, **call.options)
+    backend = backend_of(call.plan.backend)
+    for name in call.layer.signed_view.refused:  # torch 2.8 compiles no set of strings
+        if call.options.get(name) is not None and name not in backend.computes:
             raise ValueError(
-                f"{type(layer).__name__} passes {name} to its attention function, which signed attention does not "
+                f"{type(call.layer).__name__} passes {name} to its attention function, which signed attention does not "
                 "support; omit the argument if it comes from your call, or use the softmax model."
             )
     if call.query.shape[0] != call.key.shape[0]:
@@ -155,34 +153,33 @@ def attend_in_layer(call: LayerCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _stock_function(call: LayerCall) -> Callable | None:
-    """The function of the stock model for a softmax layer; None if it does not give what the call needs."""
+    """The function of the stock model, for a softmax layer; None if it does not give what the call needs."""
+    if not call.plan.softmax:
+        return None
     if call.plan.backend == "eager":
         return stock_eager(type(call.layer))  # type: ignore[arg-type]
     lacking = call.coefficients or any(call.options.get(name) is not None for name in SDPA_LACKS)
     return SDPA if call.plan.backend == "sdpa" and not lacking else None
 
 
-def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | None]:
+def attend_by(implementation: str, call: LayerCall) -> Attended:
     """The attention of a layer by an implementation of `bidir_attention`, or where coefficients are needed by "eager".
 
     Options of the call: `scaling`, `dropout`, `is_causal` of calls without a mask, by default as the layer says;
     `position_bias`, which may contain a mask; `softcap`; `s_aux` `[heads]`, the score of an extra key without a value.
     """
-    layer, plan, options, query = call.layer, call.plan, call.options, call.query
-    eager, keep, bias = implementation == "eager", call.mask, None
-    position_bias = options.get("position_bias")
-    is_boolean = keep is not None and keep.dtype == torch.bool
-    if position_bias is not None or (keep is not None and not is_boolean):
-        # beside a boolean mask, a bias is hardly ever 0
-        keep, bias = keep_and_bias(keep, position_bias, omit_zero_bias=not eager and not is_boolean)
-    check_shapes(query, call.key, call.value, keep)
+    plan = call.plan
+    options = call.options
+    eager = implementation == "eager"
+    keep, bias = keep_and_bias(call.mask, options.get("position_bias"))
+    check_shapes(call.query, call.key, call.value, keep)
     attention = attention_call(
-        query,
+        call.query,
         call.key,
         plan.activation,
         plan.negative_mass,
         scaling=options.get("scaling"),
-        dropout=options.get("dropout") or 0.0 if layer.training else 0.0,
+        dropout=options.get("dropout") or 0.0 if call.layer.training else 0.0,
         causal=call.mask is None and not eager and is_causal(call),
         window=plan.window,
         bias=bias,
@@ -191,8 +188,9 @@ def attend_by(implementation: str, call: LayerCall) -> tuple[Tensor, Tensor | No
     )
     if call.keep is not None:
         keep = call.keep if keep is None else keep & call.keep
-    name = "eager" if call.coefficients else implementation
-    context, coefficients = attend(query, call.key, call.value, keep, attention, name)
+    if call.coefficients:
+        implementation = "eager"
+    context, coefficients = attend(call.query, call.key, call.value, keep, attention, implementation)
     # coefficients that the call does not ask for break reentrant gradient checkpointing
     return context.transpose(1, 2).contiguous(), coefficients if eager or call.coefficients else None
 
@@ -208,7 +206,7 @@ def is_causal(call: LayerCall) -> bool:
 class Backend(NamedTuple):
     """How signed layers with some attn_implementation attend."""
 
-    attend: Callable[[LayerCall], tuple[Tensor, Tensor | None]]
+    attend: Callable[[LayerCall], Attended]
     computes: frozenset[str] = frozenset()  # options that others refuse
     obstacle: Callable[[], str | None] = lambda: None  # the reason why it cannot run on this machine
 
@@ -223,9 +221,10 @@ for _name in BUILT_IN:
 
 def backend_of(name: str) -> Backend:
     """The backend of an attn_implementation; ValueError if signed layers have none."""
-    backend = BACKENDS.get(name) or next(filter(None, (find(name) for find in OTHER_BACKENDS)), None)
-    if backend is not None:
-        return backend
+    for find in (BACKENDS.get, *OTHER_BACKENDS):
+        backend = find(name)
+        if backend is not None:
+            return backend
     faster = '"fused", flash_attention_2, 3 or 4, flex_attention' if OTHER_BACKENDS else f"for others {INSTALL}"
     # begins like transformers' own message
     raise ValueError(
@@ -271,11 +270,13 @@ def signed_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "signed_index")]
 
 
-# mypy does not take type[Any] for hashable, hence the `type: ignore[arg-type]`s
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """The layers that use transformers' attention interface, in the order of `model.modules()`."""
-    with_config = [module for module in model.modules() if hasattr(module, "config")]
-    return [m for m in with_config if "ALL_ATTENTION_FUNCTIONS" in forward_names(type(m))]  # type: ignore[arg-type]
+    return [module for module in model.modules() if hasattr(module, "config") and _uses_interface(type(module))]
+
+
+def _uses_interface(module_class: Any) -> bool:
+    return "ALL_ATTENTION_FUNCTIONS" in forward_names(module_class)
 
 
 def code_of(function: Callable) -> Any:

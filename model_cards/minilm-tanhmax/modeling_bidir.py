@@ -10,7 +10,14 @@ from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names, register_heads
+from .compat import (
+    CAN_RECORD,
+    attn_implementation,
+    checkpoint_names,
+    register_checkpoint_names,
+    register_heads,
+    stock_heads,
+)
 from .configuration_bidir import (
     PREFIX,
     bidir_config,
@@ -20,7 +27,6 @@ from .configuration_bidir import (
     is_softmax,
     signed_config_class,
     stock_class,
-    stock_heads,
 )
 from .outside_attention import outside_class, outside_layers, unsignable
 from .signed_layers import (
@@ -30,7 +36,6 @@ from .signed_layers import (
     heads_of,
     refused_options,
     requests,
-    signed_layers,
 )
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
@@ -53,18 +58,11 @@ class BidirMixin(_Stock):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
-        layers, config = signed_layers(self), self.config  # type: ignore[has-type]
-        if isinstance(config.attn_negative_mass, list) and layers:
-            self.config = copy.copy(config)  # of the layers that are left
-            self.config.attn_negative_mass = [config.attn_negative_mass[layer.signed_index] for layer in layers]
         made = type(self)
         if made.__module__.startswith("torch."):  # derived by FSDP in a file of torch, which would be saved as code
-            base = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
-            made.__module__, made.__name__, made.__qualname__ = base.__module__, base.__name__, base.__qualname__
-        try:
-            return super().save_pretrained(*args, **kwargs)
-        finally:
-            self.config = config
+            made.__module__ = __name__
+            made.__name__ = made.__qualname__ = made.__name__.removeprefix("FSDP")
+        return super().save_pretrained(*args, **kwargs)
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -78,20 +76,15 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     A part with the same config, such as the encoder below a head, gets its own signed class, so that it can be saved.
     """
     before = model.config
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
-    made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
     sign_layers(model, config)
     replace_config(model, before, config)
-    for part in parts:
-        if part in made:
-            part.__class__ = made[part]
-        elif not isinstance(part, BidirMixin):
+    for part in model.modules():
+        if part is model or isinstance(part, BidirMixin) or not isinstance(part, PreTrainedModel):
+            continue
+        if part.config is config and _is_public(type(part)):
+            part.__class__ = signed_class(type(part))
+        else:
             part.save_pretrained = _refuse_to_save_part
-
-
-def stock_base(made: type[BidirMixin]) -> Any:
-    """The class that a signed class was made from."""
-    return next(base for base in made.__mro__ if not issubclass(base, BidirMixin))
 
 
 def _refuse_to_save_part(*args: Any, **kwargs: Any) -> None:
@@ -111,18 +104,20 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
         ValueError: the model has no softmax attention, or some that cannot be signed; or a list of negative masses does
             not match the layers.
     """
-    inside, outside = attention_layers(model), outside_layers(model)
+    inside = attention_layers(model)
+    outside = [*outside_layers(model).values()]
     _check_signable(model, inside, outside, config.attn_partial)
-    chosen = {*inside, *(() if config.attn_partial else outside.values())}
+    chosen = {*inside} if config.attn_partial else {*inside, *outside}
     layers = [module for module in model.modules() if module in chosen]
     check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
-    refused = {layer: refused_options(layer) for layer in inside}
     for index, layer in enumerate(layers):
         stock = getattr(layer, "config", model.config)
         stock = config if stock is model.config else stock
-        view = SignedConfig(stock, config, index, len(layers), refused.get(layer, ()))
-        layer.signed_index, layer.signed_view = index, view
-        if layer in refused:
+        refused = refused_options(layer) if layer in inside else ()
+        view = SignedConfig(stock, config, index, len(layers), refused)
+        layer.signed_index = index
+        layer.signed_view = view
+        if layer in inside:
             layer.config = view
         else:
             layer.__class__ = outside_class(type(layer))  # type: ignore[arg-type]
@@ -134,18 +129,16 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             )
 
 
-def _check_signable(
-    model: PreTrainedModel, inside: list[nn.Module], outside: dict[str, nn.Module], partial: bool
-) -> None:
+def _check_signable(model: PreTrainedModel, inside: list[nn.Module], outside: list[nn.Module], partial: bool) -> None:
     name = type(model).__name__
     if not inside and (partial or not outside):
         raise ValueError(
             f"{name} has no layer that computes softmax attention{' by the interface' if partial else ''}. "
             "`hf-bidir families` lists the model types that can be signed."
         )
-    for layer in () if partial else outside.values():
+    keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
+    for layer in () if partial else outside:
         if why := unsignable(type(layer)):
-            keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
             raise ValueError(
                 f"{name} has attention that cannot be signed: {type(layer).__name__} ({why}).{keep if inside else ''}"
             )
@@ -194,7 +187,8 @@ def _is_public(stock: type) -> bool:
 
 
 def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    name, config_class = PREFIX + stock.__name__, signed_config_class(stock.config_class)
+    name = PREFIX + stock.__name__
+    config_class = signed_config_class(stock.config_class)
 
     @functools.wraps(stock.__init__)
     def __init__(self, config=None, *args: Any, **kwargs: Any) -> None:
@@ -230,7 +224,8 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     if issubclass(stock, GenerationMixin):
         attributes["generate"] = functools.wraps(stock.generate)(generate)
     made: Any = type(name, (BidirMixin, stock), attributes)
-    autos = [auto for auto, head in stock_heads(stock.config_class.model_type).items() if head == stock.__name__]
+    heads = stock_heads(stock.config_class.model_type)
+    autos = [auto for auto, head in heads.items() if head == stock.__name__]
     made.register_for_auto_class(autos[0] if autos else "AutoModel")
     dict.__setitem__(CAN_RECORD, str(made), getattr(stock, "_can_record_outputs", None))
     # without the names of weights in checkpoints, by which transformers renames them, they would stay random

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .activations import WITH_NEGATIVE_MASS
+from .activations import activated
 from .attention import attend
 from .attention_call import MASKED, AttentionCall, attention_call, keep_and_bias
-from .eager_attention import activated
 from .signed_layers import Plan, attention_layers, code_of
 
 FLOOR = -1000.0  # scores of at most this drop their key; masks of -1e4 and of the smallest fp16 number stay below it
@@ -30,14 +29,14 @@ ADDING = {torch.baddbmm, Tensor.baddbmm}  # they add a product to their first ar
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum} | ADDING
 MAXIMUM = {torch.amax, Tensor.amax, torch.max, Tensor.max}
 DIFFERENCE = {torch.sub, Tensor.sub, Tensor.__sub__}
-SUM = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
+IN_PLACE = {Tensor.add_, Tensor.__iadd__}
+SUM = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__} | IN_PLACE
 # torch's function for `nn.MultiheadAttention`, without the detour through a mode, so that its softmax is seen
 _multi_head_attention = FunctionType(
-    F.multi_head_attention_forward.__code__, vars(F) | {"has_torch_function": lambda _: False}
+    F.multi_head_attention_forward.__code__,
+    vars(F) | {"has_torch_function": lambda _: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
 )
-_multi_head_attention.__defaults__ = F.multi_head_attention_forward.__defaults__
-_multi_head_attention.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
-
 
 SOFTMAX_FUNCTIONS = {"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
 # Softmax in these classes, recognised by the end of their name, gives no coefficients of keys, and stays.
@@ -54,11 +53,8 @@ UNSIGNABLE = {
 def outside_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers that compute attention by themselves, by name, in the order of `model.modules()`."""
     inside = set(attention_layers(model))
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if module not in inside and _attends(type(module))  # type: ignore[arg-type]
-    }
+    others = [(name, module) for name, module in model.named_modules() if module not in inside]
+    return {name: module for name, module in others if _attends(type(module))}  # type: ignore[arg-type]
 
 
 @cache
@@ -86,11 +82,13 @@ class OutsideAttention(nn.Module):
     signed_view: Any
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        plan, change = self.signed_view.plan(), self.signed_view.change()
+        plan = self.signed_view.plan()
+        change = self.signed_view.change()
+        operators: SignedOperators | None = None
         if change is not None:
             plan, operators = change.operators(self, plan)
-        else:
-            operators = None if plan.softmax else SignedOperators(self, plan)
+        elif not plan.softmax:
+            operators = SignedOperators(self, plan)
         if operators is None:
             return super().forward(*args, **kwargs)
         if plan.window is not None:
@@ -129,8 +127,10 @@ class SignedOperators(TorchFunctionMode):
 
     def __init__(self, layer: OutsideAttention, plan: Plan):
         super().__init__()
-        self.layer, self.plan = layer, plan
-        self.multiplied = self.replaced = False  # whether there was a product of tensors, and a softmax over keys
+        self.layer = layer
+        self.plan = plan
+        self.multiplied = False  # whether there was a product of tensors
+        self.replaced = False  # whether there was a softmax over keys
         self.maximum: Tensor | None = None  # the last maximum of a tensor
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -143,10 +143,12 @@ class SignedOperators(TorchFunctionMode):
             with self:
                 return _multi_head_attention(*args, **kwargs)
         if function in SUM and len(args) == 2:
-            args = args[0], lowered(args[1], args[0])
-            if function not in (Tensor.add_, Tensor.__iadd__):
-                args = lowered(args[0], args[1]), args[1]
-        if function in DIFFERENCE and args[1] is self.maximum and self.maximum is not None:
+            first, second = args
+            second = lowered(second, first)
+            if function not in IN_PLACE:
+                first = lowered(first, second)
+            args = first, second
+        if function in DIFFERENCE and self.maximum is not None and args[1] is self.maximum:
             return args[0]
         result = function(*args, **kwargs)
         if function in MAXIMUM:
@@ -169,23 +171,23 @@ class SignedOperators(TorchFunctionMode):
 
     def coefficients(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         """The coefficients for scores."""
-        activation = "softmax" if self.plan.softmax else self.plan.activation
-        return activated(scores, keep, activation, self.mass(scores))
+        return activated(scores, keep, self.plan.activation, self.mass(scores))
 
     def mass(self, scores: Tensor) -> float | Tensor:
         """The negative mass, broadcastable to the scores: `[batch, heads, ...]`, `[batch * heads, queries, keys]`, or
         with the heads in another dimension."""
         mass = self.plan.negative_mass
-        if not isinstance(mass, list) or self.plan.activation not in WITH_NEGATIVE_MASS:
-            return mass  # type: ignore[return-value]
-        heads, shape = len(mass), scores.shape
+        if not isinstance(mass, list):
+            return mass
+        heads = len(mass)
         by_head = torch.tensor(mass, device=scores.device)
-        if scores.dim() == 3 and shape[0] % heads == 0:
-            return by_head.repeat(shape[0] // heads)[:, None, None]
-        axes = [axis for axis in range(1, scores.dim() - 1) if shape[axis] == heads]
+        if scores.dim() == 3 and scores.shape[0] % heads == 0:
+            return by_head.repeat(scores.shape[0] // heads)[:, None, None]
+        axes = [axis for axis in range(1, scores.dim() - 1) if scores.shape[axis] == heads]
         if not axes:
             raise self.unavailable(f"a negative mass for each of {heads} heads", scores)
-        return by_head.view(-1, *[1] * (scores.dim() - 1 - axes[0]))
+        behind = scores.dim() - 1 - axes[0]
+        return by_head.view(-1, *[1] * behind)
 
     def attention(
         self,
@@ -201,9 +203,9 @@ class SignedOperators(TorchFunctionMode):
         if query.dim() != 4:
             raise self.unavailable("torch's attention", query)
         self.replaced = True
-        if attn_mask is not None and attn_mask.dim() < 4:
+        if attn_mask is not None:
             attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-        keep, bias = keep_and_bias(attn_mask, omit_zero_bias=True)
+        keep, bias = keep_and_bias(attn_mask)
         call = attention_call(
             query,
             key,
@@ -217,7 +219,8 @@ class SignedOperators(TorchFunctionMode):
         return self.context(query, key, value, keep, call)
 
     def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-        return attend(query, key, value, keep, call)[0]
+        context, _ = attend(query, key, value, keep, call)
+        return context
 
     def unavailable(self, what: str, x: Tensor) -> ValueError:
         return ValueError(
@@ -231,9 +234,9 @@ def lowered(term: Any, scores: Any) -> Any:
 
     A mask is a tensor of zeros and of numbers of at most `MASKED`, added to scores with as many keys.
     """
-    if not isinstance(term, Tensor) or not isinstance(scores, Tensor) or not scores.dim():
+    if not isinstance(term, Tensor) or not isinstance(scores, Tensor):
         return term
-    if not term.is_floating_point() or term.dim() < 2 or term.shape[-1] == 1 or scores.shape[-1] != term.shape[-1]:
+    if not term.is_floating_point() or term.dim() < 2 or term.shape[-1] == 1 or scores.shape[-1:] != term.shape[-1:]:
         return term
     dropped = term <= MASKED
     is_mask = ((term == 0) | dropped).all() & ~dropped.all()  # a tensor: the CPU does not wait for a GPU

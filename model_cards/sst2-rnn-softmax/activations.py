@@ -6,15 +6,13 @@ Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` an
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Mass = TypeVar("Mass", float, Tensor)
 
 # By attention layer, or its view of the config, an object of an installed room that changes its attention in calls of
 # this thread or task, but not in compiled graphs: `attend(proceed, call)` in signed_layers.py, `operators(layer, plan)`
@@ -40,9 +38,8 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
 
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for `λ = 1`.
     """
-    negative_mass = checked_negative_mass(negative_mass)
+    negative_mass = _mass_for(scores, negative_mass)
     if isinstance(negative_mass, Tensor):
-        negative_mass = negative_mass.to(scores.device, compute_dtype(scores.dtype))
         shift = score_shift(negative_mass.clamp_min(torch.finfo(torch.float32).tiny))
         coefficients = _shifted_tanhmax(scores, keep, dim, shift)
         if torch.compiler.is_compiling() or bool((negative_mass == 0).any()):
@@ -62,10 +59,8 @@ def balanced(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative
 
     Arguments, result and errors as in `tanhmax`. At `λ = 1`, a row with one kept key gives 0.
     """
-    negative_mass = checked_negative_mass(negative_mass)
-    if isinstance(negative_mass, Tensor):
-        negative_mass = negative_mass.to(scores.device, compute_dtype(scores.dtype))
-    x, half = upcast(scores), negative_mass / 2
+    half = _mass_for(scores, negative_mass) / 2
+    x = upcast(scores)
     return ((1 - half) * softmax(x, keep, dim) - half * softmax(-x, keep, dim)).to(scores.dtype)
 
 
@@ -84,7 +79,7 @@ def tanh(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
     return coefficients if keep is None else coefficients.masked_fill(~keep, 0)
 
 
-def score_shift(negative_mass: Mass) -> Mass:
+def score_shift(negative_mass: Any) -> Any:
     """The constant `-log(λ) / 2`, `λ > 0`; added to every score, it turns TanhMax into signed softmax with mass `λ`.
 
     `e^s - λ e^-s` is `2 sqrt(λ) sinh(s - log(λ) / 2)`, and the normaliser has the same form with `cosh`.
@@ -99,20 +94,16 @@ def checked_negative_mass(mass: Any) -> Any:
 
     Tensors are not inspected while torch.compile traces, and may have a gradient.
     """
-    checked = mass
     if isinstance(mass, Tensor):
         valid = torch.compiler.is_compiling() or bool(((mass >= 0) & (mass <= 1)).all())
     else:
-        if not isinstance(mass, float):
-            with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-                checked = float(mass)
-        valid = isinstance(checked, float) and 0 <= checked <= 1
+        valid = isinstance(mass, Real) and 0 <= mass <= 1
     if not valid:
         raise ValueError(
             "a negative mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), a list has one entry per layer, each a "
             f"number or one per head; got {mass!r} for attn_negative_mass of the config, or the argument negative_mass."
         )
-    return checked
+    return mass if isinstance(mass, Tensor) else float(mass)
 
 
 def as_masses(mass: Any, depth: int = 2) -> float | list:
@@ -121,6 +112,12 @@ def as_masses(mass: Any, depth: int = 2) -> float | list:
     if isinstance(entries, (list, tuple)) and entries and depth:  # torch 2.8 compiles no union
         return [checked_negative_mass(x) if isinstance(x, float) else as_masses(x, depth - 1) for x in entries]
     return checked_negative_mass(entries)
+
+
+def _mass_for(scores: Tensor, negative_mass: float | Tensor) -> float | Tensor:
+    """A checked negative mass; a tensor on the device and in the dtype in which the scores are computed."""
+    checked = checked_negative_mass(negative_mass)
+    return checked.to(scores.device, compute_dtype(scores.dtype)) if isinstance(checked, Tensor) else checked
 
 
 def _shifted_tanhmax(scores: Tensor, keep: Tensor | None, dim: int, shift: float | Tensor) -> Tensor:
@@ -183,11 +180,18 @@ def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
 def get_attn_activation(name: str) -> Callable[..., Tensor]:
     """The function registered under `name`; ValueError lists the known names and the closest one."""
     if name not in _ACTIVATIONS:
+        known = ", ".join(sorted(_ACTIVATIONS))
         hint = did_you_mean(str(name), _ACTIVATIONS) or " hf_bidir.register_attn_activation adds another."
-        raise ValueError(
-            f'attn_activation="{name}" is not known; choose one of: {", ".join(sorted(_ACTIVATIONS))}.{hint}'
-        )
+        raise ValueError(f'attn_activation="{name}" is not known; choose one of: {known}.{hint}')
     return _ACTIVATIONS[name]
+
+
+def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
+    """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
+    function = get_attn_activation(activation)
+    if activation in WITH_NEGATIVE_MASS:
+        return function(scores, keep, negative_mass=negative_mass)
+    return function(scores, keep)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -134,17 +134,17 @@ class BidirRnnConfig(PretrainedConfig):
                 f"decoder_style={self.decoder_style}; choose one of: {', '.join(scopes)}."
             )
         is_local = scope.startswith("local")
-        if (window or 0) < 1 if is_local else window is not None:
-            expected = "an attn_window of at least 1" if is_local else "no attn_window"
-            raise ValueError(f'expected {expected} for attn_scope="{scope}"; got {window}.')
+        if is_local and (window or 0) < 1:
+            raise ValueError(f'expected an attn_window of at least 1 for attn_scope="{scope}"; got {window}.')
+        if not is_local and window is not None:
+            raise ValueError(f'expected no attn_window for attn_scope="{scope}"; got {window}.')
 
     def _check(self) -> None:
         get_attn_activation(self.attn_activation)
         for field, known in CHOICES.items():
             value = getattr(self, field)
             if value not in known:
-                names = ", ".join(map(str, known))
-                raise ValueError(f'{field}="{value}" is not known; choose one of: {names}.')
+                raise ValueError(f'{field}="{value}" is not known; choose one of: {", ".join(map(str, known))}.')
         without_encoder = self.encoder == "none"
         if without_encoder and (self.bidirectional or self.attn_query == "last"):
             raise ValueError(

@@ -35,6 +35,11 @@ class BidirRnnPreTrainedModel(PreTrainedModel):
     config_class = BidirRnnConfig
     base_model_prefix = "rnn"
     attends_between_tokens = False  # a single query attends to the whole input
+    _input_embed_layer = "embeddings"
+
+    def returns(self, output: str, requested: bool | None) -> bool:
+        """Whether a call returns this output, as it requests, or by default as the config says."""
+        return getattr(self.config, output) if requested is None else requested
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase):
@@ -58,12 +63,6 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         size = config.embedding_size if self.encoder is None else state_size(config)
         self.attention = BidirAttentionPooling(config, size)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
 
     @can_return_tuple
     def forward(
@@ -98,16 +97,14 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         if self.encoder is not None:
             states, last = encode(self.encoder, embedded, keep)
         attended = self.attention(states, keep, last)
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+        has_attentions = self.returns("output_attentions", output_attentions)
+        has_states = self.returns("output_hidden_states", output_hidden_states)
         return BidirRnnOutput(
-            log_probability=attended.log_probability,
             last_hidden_state=states,
             pooler_output=attended.context,
-            hidden_states=(embedded, states) if output_hidden_states else None,
-            attentions=(attended.coefficients,) if output_attentions else None,
+            hidden_states=(embedded, states) if has_states else None,
+            attentions=(attended.coefficients,) if has_attentions else None,
+            log_probability=attended.log_probability,
         )
 
 
@@ -271,9 +268,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         keep = keep_mask(self.config, input_ids, attention_mask, encoder_outputs["last_hidden_state"])
         attended = self._attended(decoder_input_ids, encoder_outputs, keep)
         logits = self.lm_head(self.dropout(attended.context))
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        has_attentions = output_attentions and attended.coefficients is not None
+        has_attentions = self.returns("output_attentions", output_attentions) and self.attention is not None
         return Seq2SeqLMOutput(
             loss=None if labels is None else self._loss(logits, labels, attended.log_probability),
             logits=logits,
@@ -285,17 +280,15 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         """All steps of the decoder: attentional vectors `[batch, steps, size]`, coefficients `[batch, 1, steps, keys]`
         and log-probabilities `[batch, steps]`."""
         states, last = encoded["last_hidden_state"], encoded["pooler_output"]
-        embedded = self.embeddings(ids)
+        aligns_first = self.config.decoder_style == "bahdanau"
         hidden = torch.tanh(self.start(last))
         cell_state = torch.zeros_like(hidden)  # of an LSTM
         vector = torch.zeros_like(hidden)
         attended = Attended(last, None)  # without attention
         steps = []
-        for step in range(ids.shape[1]):
-            aligns_first = self.config.decoder_style == "bahdanau"
+        for step, inputs in enumerate(self.embeddings(ids).unbind(1)):
             if aligns_first and self.attention is not None:
                 attended = self.attention(hidden, states, keep, step)
-            inputs = embedded[:, step]
             if self.feeds:
                 inputs = torch.cat([inputs, attended.context if aligns_first else vector], 1)
             if isinstance(self.cell, nn.LSTMCell):

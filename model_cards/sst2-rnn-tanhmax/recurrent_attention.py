@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .activations import WITH_NEGATIVE_MASS, attention_changes, get_attn_activation
+from .activations import activated, attention_changes
 
 from .configuration_bidir_rnn import SCORES_ALONE, BidirRnnConfig
 from .scores import SCORES
@@ -48,9 +48,7 @@ class BidirAlignment(nn.Module):
             values: `[batch, keys, value_size]`; by default the states.
         """
         coefficients = self.coefficients(query, states, keep[:, None, None], step)
-        if values is None:
-            values = states
-        values = values.unsqueeze(1)
+        values = (states if values is None else values).unsqueeze(1)
         if self.config.attn_selection == "soft":
             return Attended((coefficients @ values).flatten(1), coefficients)
         context, log_probability = select_one(coefficients, values, sample=self.training)
@@ -61,7 +59,7 @@ class BidirAlignment(nn.Module):
         queries = None if query is None else query.unsqueeze(1)
         scores = self.score(queries, states).unsqueeze(1)
         weight: Tensor | float = 1.0
-        if query is not None and self.config.attn_window is not None:
+        if self.config.attn_window is not None:
             keep, weight = self._local(query, keep, step)
         change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
         if change is None:
@@ -72,22 +70,20 @@ class BidirAlignment(nn.Module):
         """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""
         window = self.config.attn_window
         positions = torch.arange(keep.shape[-1], device=keep.device)
+        weight: Tensor | float = 1.0
         if self.config.attn_scope == "local-m":
             distance = positions - step
-            return keep & (distance.abs() <= window), 1.0
-        share = torch.sigmoid(self.place(query))[:, None, None]
-        length = keep.sum(-1, keepdim=True)
-        distance = positions - length * share
-        weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
+        else:
+            share = torch.sigmoid(self.place(query))[:, None, None]
+            length = keep.sum(-1, keepdim=True)
+            distance = positions - length * share
+            weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
         return keep & (distance.abs() <= window), weight
 
     def activated(self, scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
         """The coefficients of scores and a keep-mask `[batch, 1, 1, keys]`."""
-        name = "softmax" if softmax else self.config.attn_activation
-        activation = get_attn_activation(name)
-        if name not in WITH_NEGATIVE_MASS:
-            return activation(scores, keep)
-        return activation(scores, keep, negative_mass=self.config.attn_negative_mass)
+        activation = "softmax" if softmax else self.config.attn_activation
+        return activated(scores, keep, activation, self.config.attn_negative_mass)
 
 
 class BidirAttentionPooling(BidirAlignment):

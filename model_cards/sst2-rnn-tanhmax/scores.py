@@ -11,15 +11,11 @@ from torch.nn import functional as F
 from .configuration_bidir_rnn import BidirRnnConfig
 
 
-class Score(nn.Module):
-    """Base class of the scores of queries and keys of this size."""
+class DotScore(nn.Module):
+    """`s · h` (Luong et al. 2015, equation 7)."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
         super().__init__()
-
-
-class DotScore(Score):
-    """`s · h` (Luong et al. 2015, equation 7)."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query @ keys.mT
@@ -39,22 +35,22 @@ class ContentScore(DotScore):
         return super().forward(F.normalize(query, dim=-1), F.normalize(keys, dim=-1))
 
 
-class GeneralScore(Score):
+class GeneralScore(nn.Module):
     """`s · W h` (Luong et al. 2015, equation 7)."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
-        super().__init__(size, config)
+        super().__init__()
         self.key = nn.Linear(size, size, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query @ self.key.weight @ keys.mT  # a decoder has one query a step, and many keys
 
 
-class AdditiveScore(Score):
+class AdditiveScore(nn.Module):
     """`v · tanh(W_1 s + W_2 h)` (Bahdanau, Cho, Bengio 2015; "concat" of Luong et al. 2015)."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
-        super().__init__(size, config)
+        super().__init__()
         self.query = nn.Linear(size, config.hidden_size)
         self.key = nn.Linear(size, config.hidden_size, bias=False)
         self.score = nn.Linear(config.hidden_size, 1, bias=False)
@@ -64,22 +60,22 @@ class AdditiveScore(Score):
         return self.score(torch.tanh(pairs)).squeeze(-1)
 
 
-class LocationScore(Score):
+class LocationScore(nn.Module):
     """`W s`: one score per position, independent of the keys (Luong et al. 2015, equation 8)."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
-        super().__init__(size, config)
+        super().__init__()
         self.position = nn.Linear(size, config.max_position_embeddings, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return first_positions(self.position(query), keys)
 
 
-class PerTokenScore(Score):
+class PerTokenScore(nn.Module):
     """`q_i · k_i / scale` with `q = W_q h + b_q` and `k = W_k h + b_k` (Huang, Yang, Wang 2024)."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
-        super().__init__(size, config)
+        super().__init__()
         self.query = nn.Linear(size, config.hidden_size)
         self.key = nn.Linear(size, config.hidden_size)
         self.scale = config.attn_scale
@@ -89,22 +85,22 @@ class PerTokenScore(Score):
         return products.sum(-1).unsqueeze(1) / self.scale
 
 
-class FeedForwardScore(Score):
+class FeedForwardScore(nn.Module):
     """`tanh(w · h_i + b)`, in (-1, 1): the attention layer of many LSTM tutorials, with one bias."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
-        super().__init__(size, config)
+        super().__init__()
         self.score = nn.Linear(size, 1)
 
     def forward(self, query: Tensor | None, keys: Tensor) -> Tensor:
         return torch.tanh(self.score(keys)).mT
 
 
-class PositionalFeedForwardScore(Score):
+class PositionalFeedForwardScore(nn.Module):
     """`tanh(w · h_i + b_i)`, in (-1, 1): that layer as published, with a bias per position, `b` `[max_length]`."""
 
     def __init__(self, size: int, config: BidirRnnConfig):
-        super().__init__(size, config)
+        super().__init__()
         self.score = nn.Linear(size, 1, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.max_position_embeddings))
 
@@ -123,7 +119,7 @@ def first_positions(scores: Tensor, keys: Tensor) -> Tensor:
     return scores[..., :length]
 
 
-SCORES: dict[str, type[Score]] = {
+SCORES: dict[str, type[nn.Module]] = {
     "content": ContentScore,
     "additive": AdditiveScore,
     "location": LocationScore,

@@ -211,13 +211,3 @@ def test_what_an_implementation_does_not_compute_is_left_to_the_formula_and_logg
     torch.manual_seed(1)
     torch.testing.assert_close(coefficients, bidir_attention(query, key, value, implementation="eager", **options)[1])
     assert f"(only it computes {named})" in caplog.text
-
-
-def test_without_the_kernels_fused_is_an_error_and_the_first_call_on_a_gpu_says_what_to_install(monkeypatch, caplog):
-    monkeypatch.delitem(attention.IMPLEMENTATIONS, "fused")
-    with pytest.raises(ValueError, match="pip install hf-bidir"):
-        bidir_attention(*drawn(), implementation="fused")
-    attention._log_choice.cache_clear()
-    for choice in ("lift", "eager"):
-        attention._log_choice(choice, "", "cuda")
-    assert caplog.text.count("pip install hf-bidir") == 1
