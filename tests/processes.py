@@ -7,9 +7,6 @@ import runpy
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,26 +93,3 @@ def _run(words: list[str], environment: dict[str, str], cwd: str, scratch: str) 
         words = [str(program), *words[2:]]
     sys.argv[:] = words
     runpy.run_path(words[0], run_name="__main__")
-
-
-@contextmanager
-def locking(folder: Path) -> Iterator[multiprocessing.Process]:
-    """Another process that has locked an output folder; it is killed at the end."""
-    processes = multiprocessing.get_context("fork")
-    ready = processes.Event()
-
-    def lock() -> None:
-        from hf_bidir.finetune.output_folder import locked
-
-        with locked(folder):
-            ready.set()
-            time.sleep(300)
-
-    process = processes.Process(target=lock)
-    process.start()
-    try:
-        assert ready.wait(60)
-        yield process
-    finally:
-        process.kill()
-        process.join()

@@ -140,11 +140,9 @@ class Checkpoint:
         adapter.check_base(base.source, base.config, base.revision)
         options |= {"config": self.config, "dtype": dtype, "revision": base.revision, "ignore_mismatched_sizes": True}
         model, report = with_report(self.head, base.source, **options)
-        unfit = (*report["missing_keys"], *report["mismatched_keys"])
-        keys = {key if isinstance(key, str) else key[0] for key in unfit}  # or (key, shape, shape)
-        if lacking := sorted(key for key in keys if not adapter.contains(key)):
+        if needed := [key for key in lacking(report) if not adapter.contains(key)]:
             raise ValueError(
-                f"{base.source} is incomplete: neither it nor the adapter {self.source} has the weights {lacking}."
+                f"{base.source} is incomplete: neither it nor the adapter {self.source} has the weights {needed}."
             )
         if adapter.generation:
             model.generation_config.update(**adapter.generation)
@@ -283,6 +281,12 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
             f"{head.__name__} cannot read the weights in {source} ({error}); if a file is incomplete, copy or download "
             "it again."
         ) from error
+
+
+def lacking(report: dict[str, Any]) -> list[str]:
+    """The names of weights that a checkpoint lacks or has in another shape, by the report of `with_report`."""
+    keys = (*report["missing_keys"], *report["mismatched_keys"])
+    return sorted({key if isinstance(key, str) else key[0] for key in keys})  # or (key, shape, shape)
 
 
 def merged(adapted: "PeftModel") -> PreTrainedModel:

@@ -80,7 +80,10 @@ def convert(
     with running(*(["train", "hub"] if heal else [])):
         from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 
-        _check_healing(heal, {"--steps": steps, "--column": column, "--keep-signs": keep_signs})
+        for_healing = {"--steps": steps, "--column": column, "--keep-signs": keep_signs}
+        given = [name for name, value in for_healing.items() if value is not None]
+        if given and not heal:
+            raise ValueError(f"{given[0]} needs --heal FILE.")
         if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
@@ -102,12 +105,6 @@ def convert(
                 overwrite=overwrite,
             )
     typer.echo(f"Saved to {output_dir}")
-
-
-def _check_healing(files: list[str] | None, options: dict[str, Any]) -> None:
-    """Raise ValueError for options of healing without its files."""
-    if given := [name for name, value in options.items() if value is not None and not files]:
-        raise ValueError(f"{given[0]} needs --heal FILE.")
 
 
 def _heal(options: dict[str, Any]) -> None:

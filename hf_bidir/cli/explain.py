@@ -8,26 +8,7 @@ import typer
 
 from hf_bidir.cli.app import app, running
 from hf_bidir.common.errors import as_input_error
-from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
-
-LONGEST_NAME = 255  # longest file name; longer texts cannot be files
-DEFAULTS = {
-    TEXT_DEFAULT: "texts",
-    IMAGE_DEFAULT: "images",
-    CAUSAL_DEFAULT: "the next token of causal language models",
-    LAYER_DEFAULT: "a layer, a head or a model with a single query",
-}
-
-
-def methods_by_meaning() -> str:
-    """The methods in groups: the defaults, others for or against the prediction, no signs."""
-    others = {name: method for name, method in METHODS.items() if name not in DEFAULTS}
-    groups = {
-        "also for or against": [name for name, method in others.items() if method.explains_output],
-        "only ranks": [name for name, method in others.items() if not method.explains_output],
-    }
-    first = ", ".join(f"{name} (for {kind})" for name, kind in DEFAULTS.items())
-    return "; ".join([f"Defaults: {first}", *(f"{meaning}: {', '.join(names)}" for meaning, names in groups.items())])
+from hf_bidir.explain.registry import METHODS
 
 
 @app.command()
@@ -38,7 +19,7 @@ def explain(
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
     method: Annotated[
         str | None,
-        typer.Option(help=f"{methods_by_meaning()}. docs/explanations.md compares them."),
+        typer.Option(help=f"{', '.join(METHODS)}; by default one for the model (docs/explanations.md)."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     instead_of: Annotated[
@@ -122,23 +103,13 @@ def explain(
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
         logging.disable_progress_bar()  # for loading the weights
-        replaces = holds_explanation(output)  # checked first: an explanation may take minutes
+        holds_explanation(output)  # refuses a folder of something else before an explanation, which may take minutes
         inputs: Any = _messages(text_or_image) if chat else text_or_image
         model, processor = load_checkpoint(checkpoint)
-        _check_no_file(model, inputs)
         explanation: Any = api.explain(model, processor, inputs, **choices)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
-    typer.echo(f"{done}: {written}")
-
-
-def _check_no_file(model: Any, text: Any) -> None:
-    """Raise ValueError for the name of a file where a text is expected."""
-    if not isinstance(text, str) or model.main_input_name == "pixel_values":
-        return
-    if len(text) < LONGEST_NAME and Path(text).is_file():
-        raise ValueError(f"expected a text, got the file {text}; {type(model).__name__} takes the text itself.")
+    typer.echo(f"Saved: {written}")
 
 
 def _messages(text: str) -> list[dict[str, str]]:
@@ -148,6 +119,6 @@ def _messages(text: str) -> list[dict[str, str]]:
     expected = f'expected a list of messages {{"role": "user", "content": "…"}} in {text}'
     with as_input_error(f"{expected}; it is no JSON: "):
         messages = json.loads(Path(text).read_text(encoding="utf-8"))
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+    if not isinstance(messages, list):
         raise ValueError(f"{expected}.")
     return messages

@@ -105,22 +105,17 @@ def _as_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Run a script's `main`; turn an `InputError` into one line on stderr and exit code 2, Ctrl-C into 130.
-
-    With several processes, only the first one prints.
-    """
-    code, line = 0, ""
+    """Run a script's `main`; turn an `InputError` into one line on stderr and exit code 2, Ctrl-C into 130."""
     try:
         main()
     except InputError as error:
-        code, line = 2, f"error: {error}"
+        _stop(2, f"error: {error}")
     except KeyboardInterrupt:
-        code, line = 130, "interrupted; run the same command again to continue from the last checkpoint, or the start"
-    finally:
-        torch = sys.modules.get("torch")
-        if torch and torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-    if line and os.environ.get("RANK", "0") == "0":
+        _stop(130, "interrupted; run the same command again to continue from the last checkpoint, or the start")
+
+
+def _stop(code: int, line: str) -> None:
+    """Exit with a code after a line, which of several processes the first one prints."""
+    if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)
-    if code:
-        sys.exit(code)
+    sys.exit(code)

@@ -1,15 +1,15 @@
 """Distillation: a Trainer without labels, whose loss is the distance of a signed student from its softmax teacher."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import takewhile
 from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div, one_hot
-from transformers import PreTrainedModel
+from torch.nn.functional import cross_entropy, kl_div
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import kind_of, predicts_values
@@ -20,6 +20,7 @@ from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
+CLASSIFICATION = ("text-classification", "image-classification")
 LOGITS = ("logits", "start_logits", "end_logits")
 STATES, PREDICTIONS = "states", "logits"  # what can be matched
 SMALLEST = 1e-6  # squared norm of a token that errors are divided by
@@ -63,7 +64,7 @@ class DistillationTrainer(SignedTrainer):
         self, *, teacher: PreTrainedModel, match: str = STATES, keep_signs: bool = False, **kwargs: Any
     ) -> None:
         args, student = kwargs["args"], kwargs["model"]
-        if keep_signs and (args.gradient_checkpointing or args.n_gpu > 1):
+        if keep_signs and reruns_layers(args):
             raise InputError(
                 "expected keep_signs false with gradient_checkpointing or several GPUs in one process, which run "
                 "layers outside the penalties; leave out gradient_checkpointing, or start one process per GPU by "
@@ -72,9 +73,8 @@ class DistillationTrainer(SignedTrainer):
         for parameter in parameters_before_attention(student):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
-        self.match = match
-        self.keep_signs = keep_signs
-        self.class_names = class_names(student)
+        self.match, self.keep_signs = match, keep_signs
+        self.distance = relative_error if match == STATES else divergence
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
@@ -86,12 +86,10 @@ class DistillationTrainer(SignedTrainer):
             expected = self.teacher(**inputs, output_hidden_states=True)
         keep = inputs.get("attention_mask")
         penalises_heads = self.keep_signs and self.match == STATES
-        heads: AbstractContextManager = nullcontext([])
-        if penalises_heads:
-            heads = one_sidedness(model, keep, self.most_unequal)
+        heads = one_sidedness(model, keep, self.most_unequal) if penalises_heads else nullcontext([])
         with heads as one_sided:
             outputs = model(**inputs, output_hidden_states=True)
-        distance = self._distance(outputs, expected, keep)
+        distance = self.distance(outputs, expected, keep)
         if not self.keep_signs:
             return distance
         with without_negatives(model):
@@ -105,10 +103,6 @@ class DistillationTrainer(SignedTrainer):
         negative_mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
         return distance + negative_mass * (both_signs + needed_signs)
 
-    def _distance(self, outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
-        measure = relative_error if self.match == STATES else divergence
-        return measure(outputs, expected, keep)
-
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,13 +112,12 @@ class DistillationTrainer(SignedTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, output_hidden_states=True)
             expected = self.teacher(**inputs, output_hidden_states=True)
-            distance = self._distance(outputs, expected, keep)
+            distance = self.distance(outputs, expected, keep)
             quantities = [state_errors(outputs, expected, keep)]
             if self.teacher.can_generate():
-                quantities.append(next_token_losses(outputs.logits, inputs))
-                quantities.append(next_token_losses(expected.logits, inputs))
-            elif self.class_names:
-                quantities.append(class_counts(outputs.logits, expected.logits))
+                quantities += [next_token_losses(one.logits, inputs) for one in (outputs, expected)]
+            elif classifies(self.teacher):
+                quantities.append(equal_classes(outputs.logits, expected.logits))
         numerators, denominators = zip(*quantities, strict=True)
         return distance, torch.cat(numerators, 1), torch.cat(denominators, 1)
 
@@ -140,11 +133,14 @@ def parameters_before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter
         yield parameter
 
 
-def class_names(model: PreTrainedModel) -> list[str]:
-    """The names of the classes of which a model predicts one per text or image; none if it predicts something else."""
-    if kind_of(model).task not in ("text-classification", "image-classification") or predicts_values(model.config):
-        return []
-    return [model.config.id2label[index] for index in range(model.config.num_labels)]
+def reruns_layers(args: TrainingArguments) -> bool:
+    """Whether layers run outside the penalties: again in the backward pass, or in threads of several GPUs."""
+    return args.gradient_checkpointing or args.n_gpu > 1
+
+
+def classifies(model: PreTrainedModel) -> bool:
+    """Whether a model predicts one class per text or image."""
+    return kind_of(model).task in CLASSIFICATION and not predicts_values(model.config)
 
 
 def relative_error(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None = None) -> Tensor:
@@ -159,32 +155,22 @@ def state_errors(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | Non
 
     Of a layer, the sum of its tokens' relative errors and their number; of logits, squared distances and norms.
     """
-    layers = _layers(outputs)
-    student_states = [*layers, *_logits(outputs)]
-    teacher_states = [*_layers(expected), *_logits(expected)]
     numerators, denominators = [], []
-    for index, (student, teacher) in enumerate(zip(student_states, teacher_states, strict=True)):
-        errors = _squared_norms(student - teacher)
+    for student, teacher in zip(_layers(outputs), _layers(expected), strict=True):
         norms = _squared_norms(teacher)
-        if index < len(layers):
-            errors = errors / norms.clamp_min(SMALLEST)
-            norms = torch.ones_like(norms)
-        mask = torch.ones_like(norms)
-        if keep is not None and keep.shape == norms.shape:
-            mask = keep
-        numerators.append((errors * mask).sum(1))
-        denominators.append((norms * mask).sum(1))
+        errors = _squared_norms(student - teacher) / norms.clamp_min(SMALLEST)
+        numerators.append(_sum_of_tokens(errors, keep))
+        denominators.append(_sum_of_tokens(torch.ones_like(errors), keep))
+    for student, teacher in zip(_logits(outputs), _logits(expected), strict=True):
+        numerators.append(_sum_of_tokens(_squared_norms(student - teacher), keep))
+        denominators.append(_sum_of_tokens(_squared_norms(teacher), keep))
     return torch.stack(numerators, 1), torch.stack(denominators, 1)
 
 
 def _layers(outputs: ModelOutput) -> list[Tensor]:
     """The outputs of the layers, of which the last is that of the model where it has no head."""
-    hidden = outputs.get("hidden_states")
-    if hidden is None:
-        raise InputError(f"a model that returns {', '.join(outputs)} has no hidden states of layers to match")
-    if _logits(outputs):
-        return [*hidden[1:]]
-    return [*hidden[1:-1], outputs.last_hidden_state]
+    layers = [*outputs.hidden_states[1:]]
+    return layers if _logits(outputs) else [*layers[:-1], outputs.last_hidden_state]
 
 
 def _logits(outputs: ModelOutput) -> list[Tensor]:
@@ -196,10 +182,16 @@ def _logits(outputs: ModelOutput) -> list[Tensor]:
 
 def _squared_norms(states: Tensor) -> Tensor:
     """Squared norms of tokens `[batch, length]`, or `[batch, 1]` of states that are not `[batch, length, features]`."""
-    squares = states.float().square()
-    if squares.dim() == 3:
-        return squares.sum(-1)
-    return squares.flatten(1).sum(1, keepdim=True)
+    if states.dim() != 3:
+        states = states.flatten(1).unsqueeze(1)
+    return states.float().square().sum(-1)
+
+
+def _sum_of_tokens(values: Tensor, keep: Tensor | None) -> Tensor:
+    """The sum of `values`, `[batch, length]`, over the tokens that are not padding; without a mask over all."""
+    if keep is not None and keep.shape == values.shape:
+        values = values * keep
+    return values.sum(1)
 
 
 def prediction_difference(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
@@ -243,14 +235,7 @@ def next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor
     return losses.sum(1, keepdim=True), (~padding).sum(1, keepdim=True).float()
 
 
-def class_counts(logits: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerators and denominators of shares by the class that the teacher predicts, `[examples, 2 classes]` each.
-
-    The first half sums the teacher's probabilities of its class, the second counts the student's equal predictions.
-    """
-    classes = expected.shape[-1]
-    teacher = one_hot(expected.argmax(-1), classes).float()
-    student = one_hot(logits.argmax(-1), classes)
-    probabilities = teacher * expected.float().softmax(-1)
-    numerators = torch.cat([probabilities, teacher * student], 1)
-    return numerators, torch.cat([teacher, teacher], 1)
+def equal_classes(logits: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether student and teacher predict the same class, and the number of predictions, `[examples, 1]` each."""
+    equal = logits.argmax(-1) == expected.argmax(-1)
+    return equal[:, None].float(), torch.ones_like(equal)[:, None].float()

@@ -1,16 +1,12 @@
 """Healing: distillation that restores the hidden states of the softmax model in a converted, signed student."""
 
 import copy
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import (
     BaseImageProcessor,
     DataCollatorWithPadding,
@@ -21,7 +17,6 @@ from transformers import (
 
 from hf_bidir.checkpoints.reading import LICENCES, documents, open_checkpoint
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
-from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
@@ -29,17 +24,13 @@ from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArgume
 from hf_bidir.finetune.data.image_data import ImageCollator, read_unlabelled_images
 from hf_bidir.finetune.data.splits import Splits, sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer, class_names
+from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer, classifies, reruns_layers
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
-logger = logging.getLogger(__name__)
-
-FEWEST_TOKENS, CHECKED_TEXTS = 200, 500
 FINAL_MASS = {"balanced": 0.2}  # the default λ of an activation; that of others is 1
-MOST_UNKNOWN = 0.2  # share of unknown pieces
 
 
 @dataclass
@@ -130,30 +121,29 @@ def heal(
         source, arguments.teacher_name_or_path, arguments.attn_activation
     )
     splits, processor, collators = healing_data(data, args, source, student, processors)
-    unused = "image_column" if isinstance(processor, PreTrainedTokenizerBase) else "text_column"
-    args.typed.pop(unused, None)
-    args.typed["keep_signs"] = _keeps_signs(student, arguments.keep_signs, args)
+    keep_signs = arguments.keep_signs
+    if keep_signs is None:
+        keep_signs = getattr(student, "attends_between_tokens", True) and not reruns_layers(args)
+    args.typed["keep_signs"] = keep_signs
     if licence := _licence(source):
         args.typed.setdefault("license", licence)
     if schedule.negative_mass_end is None:
         schedule.negative_mass_end = FINAL_MASS.get(student.config.attn_activation, 1.0)
     set_seed(args.seed)
-    names = class_names(student)
     trainer = trainer_class(
         model=student,
         teacher=teacher,
         match=arguments.match or (PREDICTIONS if student.can_generate() else STATES),
-        keep_signs=args.typed["keep_signs"],
+        keep_signs=keep_signs,
         args=args,
         train_dataset=splits.train,
         eval_dataset=splits.validation,
         processing_class=processor,
-        compute_metrics=distillation_metrics(student.can_generate(), names),
+        compute_metrics=distillation_metrics(student.can_generate(), classifies(student)),
         **collators,
     )
     run = Run(trainer, "distillation", data, splits, schedule)
     results = run.train_and_save(centre=arguments.centre and is_softmax(student.config))
-    _warn_of_classes(results, names)
     if args.should_save:
         _copy_documents(source, Path(args.output_dir))
         if card:
@@ -177,16 +167,11 @@ def student_and_teacher(
             negative mass.
     """
     student, processors = _signed(source)
-    for processor in processors:
-        if isinstance(processor, PreTrainedTokenizerBase):
-            know_padding(student.config, able_to_pad(processor, source))
     softmax_model = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
     if student.config.is_encoder_decoder:
         raise InputError(
             f"{source} is a {type(student).__name__}, an encoder-decoder; only encoders and decoders can be healed"
         )
-    if "MultipleChoice" in type(student).__name__:
-        raise InputError(f"{source} ranks choices, which plain text lacks; heal the encoder it was trained from")
     if not is_softmax(softmax_model.config):
         raise InputError(
             f"{teacher or source} computes {softmax_model.config.attn_activation} with negative mass "
@@ -218,7 +203,11 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
         if not checkpoint.is_signed and model.can_generate():
             # healing did not recover it from TanhMax: research/healing/README.md
             model.config.attn_activation = "balanced"
-        return model, checkpoint.processors(model)
+        processors = checkpoint.processors(model)
+    for processor in processors:
+        if isinstance(processor, PreTrainedTokenizerBase):
+            know_padding(model.config, able_to_pad(processor, source))
+    return model, processors
 
 
 def healing_data(
@@ -232,60 +221,24 @@ def healing_data(
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
             fit_max_length(data, args.typed, student, source)
-            # joined texts are what a model that generates text was pretrained on, and need no padding
-            joined = student.can_generate() and processor.eos_token_id is not None
-            documents, length = read_documents(data), data.max_length
-            if joined:
-                splits = cut_into_blocks(documents, processor, length, ["input_ids"])
+            splits = read_documents(data)
+            if student.can_generate():  # it was pretrained on joined texts, which need no padding
+                splits = cut_into_blocks(splits, processor, data.max_length, ["input_ids"])
             else:
-                splits = cut_into_snippets(documents, processor, length)
-            splits = sampled(splits, data)
-            _check_texts(splits.train, processor, source)
-            return splits, processor, {"data_collator": DataCollatorWithPadding(processor)}
+                splits = cut_into_snippets(splits, processor, data.max_length)
+            return sampled(splits, data), processor, {"data_collator": DataCollatorWithPadding(processor)}
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             mode = image_mode(student.config)
-            collators: dict[str, Callable] = {
-                "data_collator": ImageCollator(processor, data, mode),
-                "eval_collator": ImageCollator(processor, mode=mode),
-            }
+            train_collator, eval_collator = ImageCollator(processor, data, mode), ImageCollator(processor, mode=mode)
+            collators = {"data_collator": train_collator, "eval_collator": eval_collator}
             return read_unlabelled_images(data), processor, collators
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
 
 
-def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Raise InputError for too few texts, and for texts in a language or script that the tokenizer does not know."""
-    checked = snippets.select(range(min(CHECKED_TEXTS, len(snippets))))
-    pieces = list(chain.from_iterable(checked["input_ids"]))
-    if len(pieces) < FEWEST_TOKENS and len(snippets) <= CHECKED_TEXTS:
-        raise InputError(
-            f"expected at least {FEWEST_TOKENS} tokens of text to heal with, besides those held out for validation; "
-            f"got {len(pieces)}. Give more texts; they need no labels"
-        )
-    unknown = mean(piece == tokenizer.unk_token_id for piece in pieces)
-    if unknown > MOST_UNKNOWN:
-        raise InputError(
-            f"the tokenizer of {source} does not know {unknown:.0%} of the texts' pieces; heal with texts in a "
-            "language that the model was trained on"
-        )
-
-
-def _keeps_signs(student: PreTrainedModel, asked: bool | None, args: HealingArguments) -> bool:
-    """Whether to add the penalties on signs; unless asked for, they are left out where they cannot be computed."""
-    between_tokens = getattr(student, "attends_between_tokens", True)
-    if asked and not between_tokens:
-        raise InputError(
-            f"expected keep_signs false for {type(student).__name__}, which has no attention between tokens; leave it "
-            "out"
-        )
-    if asked is None:
-        return between_tokens and not args.gradient_checkpointing and args.n_gpu <= 1
-    return asked
-
-
 def _licence(source: str) -> str | None:
     """The licence that the card of the source names, which is that of the healed weights too."""
-    card = None if source.startswith(TIMM_PREFIX) else documents(source).get(CARD)
+    card = documents(source).get(CARD)
     try:
         return parsed_card(card, CARD).data.get("license") if card else None
     except InputError:
@@ -294,25 +247,8 @@ def _licence(source: str) -> str | None:
 
 def _copy_documents(source: str, folder: Path) -> None:
     """Copy licence files, and the other modules of a folder of sentence-transformers."""
-    if source.startswith(TIMM_PREFIX):
-        return
     for name, content in documents(source).items():
         if name in LICENCES:
             (folder / name).write_bytes(content)
     if sentences := sentence_folder(source):
         sentences.copy_others(folder)
-
-
-def _warn_of_classes(results: dict[str, Any], names: list[str]) -> None:
-    """Warn of classes on which the student agrees with its teacher less often than another teacher would."""
-    changed = []
-    for name in names:
-        agreement = results.get(f"eval_agreement_{name}")
-        if agreement is not None and agreement < results[f"eval_least_agreement_{name}"]:
-            changed.append(name)
-    if changed:
-        logger.warning(
-            "A second training of the teacher would agree with it more often than the student, on: %s. Give more "
-            "steps, or texts or images like those that the model classifies.",
-            ", ".join(changed),
-        )

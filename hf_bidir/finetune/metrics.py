@@ -1,6 +1,7 @@
 """Metrics of classification, masked language modelling, sequence generation and distillation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from statistics import mean
 
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, recall_score
@@ -66,45 +67,27 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
 
 
 def distillation_metrics(
-    generates_text: bool = False, names: Sequence[str] = ()
+    generates_text: bool = False, classifies: bool = False
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """A `compute_metrics` for students beside their teachers.
 
     The `predictions` and `label_ids` of an evaluation, `[examples, quantities]` each, are numerators and denominators;
     a quantity is their quotient after summation over a whole split. The metrics are `relative_error`, the mean over
     states (0.01 is 1 %), and `relative_error_<index>` of each. The last quantities give, of a language model,
-    `perplexity` and `teacher_perplexity`, from the next-token losses of both; and of a classifier with the classes
-    `names`, `agreement`, the share of examples for which student and teacher predict the same class, and for each
-    class that the teacher predicts `agreement_<class name>` and `least_agreement_<class name>`, which a second training
-    of the teacher would exceed. Two trainings of a calibrated model agree as often as it is right (Jiang et al. 2022,
-    arXiv:2106.13799): for that stands its mean probability of the predicted class, less two standard errors.
+    `perplexity` and `teacher_perplexity`, from the next-token losses of both; and of a classifier `agreement`, the
+    share of examples for which student and teacher predict the same class.
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
         numerators = evaluation.predictions.sum(0, dtype=np.float64)
-        denominators = evaluation.label_ids.sum(0, dtype=np.float64)
-        further = 2 if generates_text else 2 * len(names)
-        states = len(numerators) - further
-        errors = numerators[:states] / denominators[:states]
-        metrics = {"relative_error": float(errors.mean())}
+        quotients = (numerators / evaluation.label_ids.sum(0, dtype=np.float64)).tolist()
+        metrics = {}
         if generates_text:
-            student, teacher = np.exp(numerators[states:] / denominators[states:])
-            metrics |= {"perplexity": float(student), "teacher_perplexity": float(teacher)}
-        elif names:
-            metrics |= agreements(numerators[states:], denominators[states:], names)
-        return metrics | {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
+            *quotients, student, teacher = quotients
+            metrics = {"perplexity": float(np.exp(student)), "teacher_perplexity": float(np.exp(teacher))}
+        elif classifies:
+            *quotients, metrics["agreement"] = quotients
+        metrics["relative_error"] = mean(quotients)
+        return metrics | {f"relative_error_{index}": error for index, error in enumerate(quotients)}
 
     return compute
-
-
-def agreements(numerators: np.ndarray, denominators: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """How often student and teacher predict the same class, over all examples and by class, and the least to expect."""
-    rows = denominators[len(names) :]
-    probabilities, same = np.split(numerators, 2)
-    metrics = {"agreement": float(same.sum() / rows.sum())}
-    for index in rows.nonzero()[0].tolist():
-        expected = probabilities[index] / rows[index]
-        error = np.sqrt(expected * (1 - expected) / rows[index])
-        metrics[f"agreement_{names[index]}"] = float(same[index] / rows[index])
-        metrics[f"least_agreement_{names[index]}"] = float(expected - 2 * error)
-    return metrics

@@ -13,8 +13,7 @@ import hf_bidir
 from hf_bidir.checkpoints.adapters import check_untied, read_adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config, with_report
-from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
+from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, lacking, read_config, with_report
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
 from hf_bidir.common.model_types import is_signed
@@ -24,7 +23,6 @@ from hf_bidir.finetune.arguments import (
     PretrainedArguments,
     ScheduleArguments,
 )
-from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, is_softmax
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -64,10 +62,10 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
             f"--{', --'.join(sorted(shaping))} shape a model from scratch and cannot change the checkpoint "
             f"{source}; leave them out, or leave out --model_name_or_path"
         )
-    if source and not source.startswith(TIMM_PREFIX) and read_adapter(source):
+    if source and read_adapter(source):
         raise InputError(f"{source} is an adapter; merge it and train the result: hf-bidir merge {source} OUT")
     _check_schedule(arguments, schedule, typed)
-    if getattr(arguments, "lora_rank", None) is not None:
+    if _given(arguments, "lora_rank"):
         _check_adapter(arguments)
     elif typed & set(LORA):
         raise InputError(f"--{min(typed & set(LORA))} needs --lora_rank")
@@ -78,18 +76,13 @@ def _given(arguments: PretrainedArguments, *names: str) -> list[str]:
 
 
 def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: set[str]) -> None:
-    if schedule.negative_mass_until is None:
-        if without := typed & vars(schedule).keys():
-            raise InputError(
-                f"--{min(without)} needs --negative_mass_until, the share of training that a schedule takes"
-            )
-        return
-    conflicts = _given(arguments, "attn_negative_mass", "lora_rank")  # an adapter keeps the mass of its base
-    if arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS):
-        conflicts.append("attn_activation")
-    if conflicts:
-        moved = " or ".join(WITH_NEGATIVE_MASS)
-        raise InputError(f"--negative_mass_until moves the negative mass of {moved}; leave out --{conflicts[0]}")
+    scheduled = schedule.negative_mass_until is not None
+    without = typed & vars(schedule).keys()
+    if without and not scheduled:
+        raise InputError(f"--{min(without)} needs --negative_mass_until, the share of training that a schedule takes")
+    fixed = _given(arguments, "attn_negative_mass", "lora_rank")  # an adapter keeps the mass of its base
+    if scheduled and fixed:
+        raise InputError(f"--negative_mass_until moves the negative mass; leave out --{fixed[0]}")
 
 
 def _check_adapter(arguments: PretrainedArguments) -> None:
@@ -132,7 +125,7 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
         config = read_config(source)
         check_full_precision(config, source, "trained")
         if not is_signed(type(config).model_type):
-            if getattr(arguments, "lora_rank", None) is not None:
+            if _given(arguments, "lora_rank"):
                 raise InputError(
                     f"an adapter needs a signed base model, and {source} is a stock {config.model_type}; sign it "
                     f"first, for instance by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
@@ -254,15 +247,13 @@ def _pretrained(
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
         model, report = with_report(head, source, config=config, ignore_mismatched_sizes=True, dtype=torch.float32)
-    problems = (*report["missing_keys"], *report["mismatched_keys"])
-    lacking = {key if isinstance(key, str) else key[0] for key in problems}  # or (key, shape, shape)
-    needed = sorted(key for key in lacking if _belongs_to_checkpoint(key, model))
+    new = lacking(report)
+    needed = [key for key in new if _belongs_to_checkpoint(key, model)]
     if needed:
         raise InputError(
             f"{refused}expected every weight of the encoder in the shape that config.json describes; "
             f"{len(needed)} are missing or of another shape: {', '.join(needed)}"
         )
-    new = sorted(lacking)
     if new:
         logger.warning("%s has no weights of this shape for %s; new ones are trained.", source, ", ".join(new))
     return model, new

@@ -3,18 +3,16 @@
 import os
 import platform
 import sys
-from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, TrainerState, TrainingArguments
+from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
 from hf_bidir.checkpoints.reading import read_config
-from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.files import RECORD, read_json, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import RunArguments, SourceArguments
@@ -33,7 +31,6 @@ SCRIPTS = (
     "text_classification.py", "image_classification.py", "recurrent_classification.py", "masked_lm.py", "causal_lm.py",
     "seq2seq.py", "distill.py",
 )  # fmt: skip
-HUB = "hub"  # origin of initial weights
 
 
 def begin_record(
@@ -47,14 +44,15 @@ def begin_record(
         "seed": args.seed,
         "script": program if program in SCRIPTS else None,
         "recipe": publishable(args.typed),
-        "started_from": _origin(args.typed.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_values": splits.values,
         "class_shares": _class_shares(splits) if splits.names else {},
         **size(model),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
-        **circumstances(args),
+        "world_size": args.world_size,
+        "versions": library_versions(),
+        "hardware": hardware(),
     }
 
 
@@ -62,17 +60,6 @@ def _class_shares(splits: Splits) -> dict[str, float]:
     """The share of each class in the training split."""
     counts = np.bincount(splits.train["label"], minlength=len(splits.names))
     return dict(zip(splits.names, (counts / counts.sum()).tolist(), strict=True))
-
-
-def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | None, seconds: float) -> dict[str, Any]:
-    """Entries added to the record at the end; `seconds` exclude the time before `resumed_from`."""
-    best = state.best_model_checkpoint if args.load_best_model_at_end else None
-    return {
-        "status": FINISHED,
-        "best_checkpoint": Path(best).name if best else None,
-        "resumed_from": Path(resumed_from).name if resumed_from else None,
-        "duration_seconds": round(seconds, 1),
-    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -112,18 +99,13 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
     return facts
 
 
-def circumstances(args: TrainingArguments) -> dict[str, Any]:
-    """Processes, library versions and hardware, which affect the metrics of a run; never the host name."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+def hardware() -> dict[str, Any]:
+    """The processors, which affect the metrics of a run."""
     return {
-        "world_size": args.world_size,
-        "versions": library_versions(),
-        "hardware": {
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpus": gpus,
-        },
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
 
 
@@ -142,18 +124,13 @@ def cpu_model() -> str:
 
 def publishable(options: dict[str, Any]) -> dict[str, Any]:
     """The options without secrets and local folders: of a file or folder only the last part is kept, after `PLACE`."""
-    public = {name: value for name, value in options.items() if name != "token" and not name.endswith("_token")}
-    return {name: _without_places(name, value) for name, value in public.items()}
+    return {name: _without_places(name, value) for name, value in options.items() if not name.endswith("token")}
 
 
 def _without_places(option: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_places(key, entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_without_places(option, entry) for entry in value]
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, str | Path) and _is_place(option, Path(value)):
+    if isinstance(value, str) and _is_place(option, Path(value)):
         return PLACE + Path(value).name
     return value
 
@@ -163,12 +140,6 @@ def _is_place(option: str, path: Path) -> bool:
     if option in FILES or path.is_absolute():
         return True
     return option.endswith(("_name_or_path", "dataset_name")) and path.exists()
-
-
-def _origin(source: str | None) -> str | None:
-    """`HUB` for weights from there, whose name the recipe has."""
-    on_hub = source is not None and not source.startswith(TIMM_PREFIX) and not Path(source).exists()
-    return HUB if on_hub else None
 
 
 def _source(name: str, data: SourceArguments) -> dict[str, str]:

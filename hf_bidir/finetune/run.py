@@ -2,8 +2,6 @@
 
 import logging
 import math
-import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,13 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer
 
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.signing import unsigned
-from hf_bidir.common.files import PREVIOUS, read_json, write_json
+from hf_bidir.common.errors import as_input_error
+from hf_bidir.common.files import PREVIOUS, RECORD, read_json, write_json
 from hf_bidir.finetune.arguments import ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.output_folder import checkpoint_to_resume, clear_run, locked
-from hf_bidir.finetune.record import RECORD, RESULTS, begin_record, ending, size
+from hf_bidir.finetune.output_folder import checkpoint_to_resume, clear_run
+from hf_bidir.finetune.record import FINISHED, RESULTS, begin_record, size
 from hf_bidir.finetune.schedule import schedule_for
-from hf_bidir.finetune.trainer import mean_loss_of_epoch
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import PREFIX, is_softmax
 
@@ -81,30 +79,25 @@ class Run:
                 whose attention has a single query for the whole text are never centred.
 
         Returns:
-            The content of all_results.json: `eval_*` (validation), `test_*`, `train_loss` (the mean of the last epoch),
-            `epoch` and run times.
+            The content of all_results.json: `eval_*` (validation), `test_*`, `epoch` and run times.
 
         Raises:
-            InputError: the folder is in use or holds another run; see `locked` and `checkpoint_to_resume`.
+            InputError: the folder cannot be used or holds another run; see `checkpoint_to_resume`.
         """
-        started = time.monotonic()
-        with locked(self.folder) if self.args.process_index == 0 else nullcontext():
+        with as_input_error("cannot use the output folder: ", OSError, ValueError):
             checkpoint = checkpoint_to_resume(self.args, self.record)
             PartialState().wait_for_everyone()  # until all processes have checked the folder
             if self.args.should_save:
                 self._begin()
-            if checkpoint:
-                logger.warning("Continuing from %s.", checkpoint)
-            elif centre:
-                self._centre()
-            self._train(checkpoint)
-            results = self._evaluate()
-            self.trainer.save_model()
-            if self.args.should_save:
-                # the Trainer sets special tokens in the configs, which an adapter's record has
-                self.record |= size(self.model)
-                self.record |= ending(self.trainer.state, self.args, checkpoint, time.monotonic() - started)
-                self._finish(results)
+        if checkpoint:
+            logger.warning("Continuing from %s.", checkpoint)
+        elif centre:
+            self._centre()
+        self._train(checkpoint)
+        results = self._evaluate()
+        self.trainer.save_model()
+        if self.args.should_save:
+            self._finish(results)
         PartialState().wait_for_everyone()
         return results
 
@@ -134,22 +127,25 @@ class Run:
         # the config of a checkpoint names the class that it was saved as
         saved_as = self.model.config.architectures or [PREFIX]
         was_stock = not any(name.startswith(PREFIX) for name in saved_as)
-        self.trainer.train(resume_from_checkpoint=checkpoint)
+        done = self.trainer.train(resume_from_checkpoint=checkpoint)
+        best = self.trainer.state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        self.record |= {
+            "best_checkpoint": best and Path(best).name,
+            "resumed_from": checkpoint and Path(checkpoint).name,
+            "duration_seconds": done.metrics["train_runtime"],
+        }
         if was_stock and is_softmax(self.model.config) and not (self.args.fsdp or self.args.deepspeed):
             unsigned(self.model)
 
     def _evaluate(self) -> dict[str, Any]:
-        """Metrics on validation and test, and the training loss of the last epoch."""
+        """Metrics on validation and test."""
         self.trainer.remove_callback(EarlyStoppingCallback)  # training is over
         results = self.trainer.evaluate(metric_key_prefix="eval")
         if self.splits.test is not None:
             results |= self.trainer.evaluate(self.splits.test, metric_key_prefix="test")
-        state = self.trainer.state
-        # the Trainer's own train_loss leaves out the steps before a resume
-        results |= {"epoch": state.epoch, "train_loss": mean_loss_of_epoch(state.log_history)}
         self.trainer.log_metrics("all", results)
         # JSON has neither NaN nor infinity
-        infinite = [key for key, value in results.items() if isinstance(value, float) and not math.isfinite(value)]
+        infinite = [key for key, value in results.items() if not math.isfinite(value)]
         return results | dict.fromkeys(infinite)
 
     def _finish(self, results: dict[str, Any]) -> None:
@@ -158,4 +154,6 @@ class Run:
         if source and Path(source, RECORD).is_file():
             write_json(self.folder / PREVIOUS, read_json(Path(source, RECORD)))
         write_json(self.folder / RESULTS, results)
+        # the Trainer sets special tokens in the configs, which an adapter's record has
+        self.record |= size(self.model) | {"status": FINISHED}
         write_json(self.folder / RECORD, self.record)

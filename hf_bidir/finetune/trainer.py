@@ -5,14 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers import Seq2SeqTrainer, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_bidir.checkpoints.adapters import ADAPTER_WEIGHTS
 from hf_bidir.checkpoints.kinds import divides_by_all_labels
 from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
@@ -36,7 +33,7 @@ class SignedTrainer(Trainer):
     labels in all processes and accumulated batches. Many heads, such as that of BERT, return the mean of their own
     batch instead; their losses and gradients would be added up. Here they are averaged.
 
-    Its log has λ beside each loss (`negative_mass`), and the mean loss of each epoch (`epoch_loss`).
+    Its log has λ (`negative_mass`) beside each loss.
 
     Args:
         eval_collator: makes evaluation batches; None uses `data_collator` for them too.
@@ -48,15 +45,10 @@ class SignedTrainer(Trainer):
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.eval_collator = eval_collator or self.data_collator
-        self.add_callback(LoggedEpochs)
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if hasattr(model, "peft_config") else model
         if not divides_by_all_labels(model):
             self.model_accepts_loss_kwargs = False
-        if self.label_smoother and getattr(model.config, "attn_selection", None) == "hard":
-            raise InputError(
-                "label_smoothing_factor replaces the loss by which hard selection learns; leave out one of the two"
-            )
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         """As in transformers, with `eval_collator`."""
@@ -78,26 +70,20 @@ class SignedTrainer(Trainer):
             self.label_smoother = smoother
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with λ and the mean loss of an epoch that ends.
+        """As in transformers, with λ beside each loss.
 
         Raises:
             InputError: the training loss is not finite.
         """
-        if "loss" not in logs:
-            return super().log(logs, *args, **kwargs)
-        if not math.isfinite(logs["loss"]):
+        loss = logs.get("loss", 0.0)
+        if not math.isfinite(loss):
             raise InputError(
-                f"the training loss became {logs['loss']} before step {self.state.global_step}, and the weights may be "
+                f"the training loss became {loss} before step {self.state.global_step}, and the weights may be "
                 "invalid too; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
             )
         negative_mass = getattr(self.accelerator.unwrap_model(self.model).config, "attn_negative_mass", None)
-        if isinstance(negative_mass, int | float):
+        if "loss" in logs and isinstance(negative_mass, int | float):
             logs["negative_mass"] = float(negative_mass)
-        epoch = self.state.epoch or 0.0
-        if epoch and epoch == int(epoch):
-            entry = {"loss": logs["loss"], "epoch": epoch, "step": self.state.global_step}
-            epoch_loss = mean_loss_of_epoch([*self.state.log_history, entry])
-            logs["epoch_loss"] = epoch_loss  # type: ignore[assignment]  # there is a loss
         return super().log(logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -118,17 +104,13 @@ class SignedTrainer(Trainer):
             self._load_weights(self.state.best_model_checkpoint)
 
     def _keeps_names(self) -> bool:
-        """Whether a checkpoint has the names in memory: of FSDP, DeepSpeed, and models that transformers shards."""
+        """Whether saved weights have their names in memory: of adapters, FSDP, DeepSpeed and sharded models."""
+        adapted = hasattr(self.model, "peft_config")
         sharded = getattr(self, "is_distributed_loading_by_transformers", False)  # not in older versions
-        return self.is_fsdp_enabled or self.is_deepspeed_enabled or sharded
+        return adapted or sharded or self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _load_weights(self, checkpoint: str) -> None:
         model = self.accelerator.unwrap_model(self.model)
-        if hasattr(model, "peft_config"):
-            from peft import set_peft_model_state_dict
-
-            set_peft_model_state_dict(model, load_file(Path(checkpoint, ADAPTER_WEIGHTS)))
-            return
         saved = complete_model(type(model), checkpoint)
         model.load_state_dict(saved.state_dict())
         # restore the negative mass of these weights, which a schedule may have changed since
@@ -147,25 +129,3 @@ class CausalTrainer(SignedTrainer):
 
 class SignedSeq2SeqTrainer(SignedTrainer, Seq2SeqTrainer):
     """`SignedTrainer` for generative models: it evaluates generated text."""
-
-
-class LoggedEpochs(TrainerCallback):
-    """Logs the loss when an epoch ends and when a checkpoint is saved, so that means over epochs are exact."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_log |= control.should_save
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_log = True
-
-
-def mean_loss_of_epoch(log_history: list[dict[str, Any]]) -> float | None:
-    """The mean training loss of the last epoch that has one; a logged loss is the mean of the steps since the last."""
-    losses = [entry for entry in log_history if "loss" in entry]
-    if not losses:
-        return None
-    epochs_before = math.ceil(losses[-1]["epoch"]) - 1
-    last_epoch = [entry for entry in losses if entry["epoch"] > epochs_before]
-    start = max((entry["step"] for entry in losses if entry["epoch"] <= epochs_before), default=0)
-    steps = np.diff([start, *(entry["step"] for entry in last_epoch)])
-    return float(np.average([entry["loss"] for entry in last_epoch], weights=steps))

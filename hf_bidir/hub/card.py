@@ -12,10 +12,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from hf_bidir.checkpoints.adapters import Adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, read_card, rounded
 from hf_bidir.common.files import PREVIOUS, read_json, replacing
 from hf_bidir.finetune.output_folder import MAY_CHANGE
-from hf_bidir.finetune.record import HUB
+from hf_bidir.finetune.record import PLACE
 from hf_bidir.hub.files import matching
 from hf_bidir.hub.results import METRICS, Results, in_words, read_results
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
@@ -141,8 +142,9 @@ def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
         recipe = run.get("recipe", {})
         if "base_model" in recipe:
             return recipe["base_model"]
-        if run.get("started_from") == HUB:
-            return recipe.get("model_name_or_path")
+        source = recipe.get("model_name_or_path")
+        if source and not source.startswith((PLACE, TIMM_PREFIX)):
+            return source
     return None
 
 

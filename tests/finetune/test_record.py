@@ -20,7 +20,6 @@ def test_a_secret_is_not_published(name):
     [
         ("run_name", "/home/anna/runs/one/checkpoint-7", "path/to/checkpoint-7"),
         ("run_name", "runs/one", "runs/one"),
-        ("fsdp_config", {"file": "/home/anna/fsdp.json", "size": 3}, {"file": "path/to/fsdp.json", "size": 3}),
         ("run_name", None, None),
         ("train_file", "secret_project/train.csv", "path/to/train.csv"),
         ("train_file", ["/home/anna/a", "b/c"], ["path/to/a", "path/to/c"]),
@@ -35,13 +34,10 @@ def test_of_files_and_folders_only_the_last_part_is_published(option, value, pub
     assert publishable({option: value}) == {option: published}
 
 
-@pytest.mark.parametrize(("source", "kind"), [(None, None), (".", None), ("timm:vit", None), ("someone/model", "hub")])
-def test_the_record_says_whether_the_weights_are_from_the_hub(source, kind):
-    split = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
-    model = signed(stock_model("bert"))
+def test_the_record_names_a_data_set_without_its_place():
+    split = Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 1]})
     data, splits = DataArguments(dataset_name="/data/reviews"), Splits(split, split, None, ["no", "yes"], [])
     args = RunArguments(output_dir="unused", use_cpu=True)
-    args.typed = {"model_name_or_path": source}
-    record = begin_record("text-classification", data, splits, model, args)
-    assert record["started_from"] == kind
-    assert record["data"]["train"]["source"] == "reviews"
+    record = begin_record("text-classification", data, splits, signed(stock_model("bert")), args)
+    assert record["data"]["train"] == {"source": "reviews", "rows": 3}
+    assert record["class_shares"] == {"no": pytest.approx(1 / 3), "yes": pytest.approx(2 / 3)}

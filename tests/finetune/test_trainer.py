@@ -5,15 +5,9 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from hf_bidir import (
-    BidirBertConfig,
-    BidirBertForSequenceClassification,
-    BidirRnnConfig,
-    BidirRnnForSequenceClassification,
-    signed,
-)
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer, mean_loss_of_epoch
+from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from tests.tiny_models import stock_model
 
 SHAPE = {
@@ -35,6 +29,16 @@ def test_loaded_weights_come_with_the_negative_mass_they_were_trained_with(tmp_p
     assert model.config.attn_negative_mass == 0.25
     ids = torch.arange(1, 9)[None]
     torch.testing.assert_close(model(ids).logits, saved(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "kind", ["is_fsdp_enabled", "is_deepspeed_enabled", "is_distributed_loading_by_transformers", None]
+)
+def test_sharded_weights_and_adapters_are_loaded_as_the_trainer_saved_them(kind, tmp_path):
+    trainer = trainer_of(tmp_path, examples(1))
+    assert not trainer._keeps_names()
+    setattr(trainer if kind else trainer.model, kind or "peft_config", True)
+    assert trainer._keeps_names()
 
 
 def examples(count):
@@ -68,28 +72,8 @@ def test_a_perplexity_is_that_of_the_loss_without_label_smoothing(tmp_path):
     assert smoothed.item() != pytest.approx(loss, rel=0.01)
 
 
-def test_the_mean_loss_of_an_epoch_is_logged_when_it_ends(tmp_path):
-    options = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 0.1, "save_strategy": "no"}
-    every_step = trainer_of(tmp_path, examples(9), logging_steps=1, **options)
-    every_step.train()
-    losses = [entry["loss"] for entry in every_step.state.log_history if "loss" in entry]
-    means = [sum(losses[:5]) / 5, sum(losses[5:]) / 5]
-    seldom = trainer_of(tmp_path, examples(9), logging_steps=4, **options)
-    seldom.train()
-    logged = [entry["epoch_loss"] for entry in seldom.state.log_history if "epoch_loss" in entry]
-    assert logged == pytest.approx(means)
-    assert mean_loss_of_epoch(seldom.state.log_history) == pytest.approx(means[1])
-
-
-def test_the_mean_of_an_epoch_that_was_not_finished_is_that_of_its_steps():
-    every = [{"step": step, "epoch": step / 10, "loss": float(step)} for step in (4, 8, 10, 14, 18)]
-    assert mean_loss_of_epoch([]) is None
-    assert mean_loss_of_epoch(every[:2]) == 6
-    assert mean_loss_of_epoch(every) == 16
-
-
-def test_labels_are_not_smoothed_where_selection_learns_by_the_loss_of_the_model(tmp_path):
-    config = BidirRnnConfig(vocab_size=20, attn_selection="hard", num_labels=2)
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
-    with pytest.raises(InputError, match="label_smoothing_factor"):
-        SignedTrainer(model=BidirRnnForSequenceClassification(config), args=args)
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
+    trainer = trainer_of(tmp_path, examples(4), logging_nan_inf_filter=False, logging_steps=1)
+    torch.nn.init.constant_(trainer.model.classifier.bias, math.nan)
+    with pytest.raises(InputError, match="the training loss became nan before step 1"):
+        trainer.train()

@@ -26,7 +26,6 @@ RESULTS = {
     "test_runtime": 3.21,
 }
 RUN = {
-    "started_from": "hub",
     "seed": 7,
     "best_checkpoint": "checkpoint-3",
     "recipe": {"dataset_name": "someone/reviews", "num_train_epochs": 3, "model_name_or_path": "someone/base"},
@@ -110,7 +109,7 @@ def test_the_recipe_has_what_was_chosen_and_says_what_is_a_place_of_the_machine(
 )
 def test_the_recipe_names_a_model_that_can_be_loaded_or_a_place_to_fill_in(finished, base, earlier, shown):
     recipe = {"model_name_or_path": "path/to/bert"} | base
-    write(finished, "run.json", RUN | {"started_from": "folder", "recipe": recipe})
+    write(finished, "run.json", RUN | {"recipe": recipe})
     if earlier:
         write(finished, "previous_run.json", RUN)
     assert recipe_of(build_model_card(finished).text) == {"model_name_or_path": shown}
@@ -161,8 +160,9 @@ def test_the_saved_card_is_valid_front_matter_with_the_numbers_in_its_index(fini
 
 
 def test_licence_and_base_are_those_of_this_run_or_of_the_run_before(finished):
-    write(finished, "run.json", RUN | {"started_from": "folder"})
-    assert build_model_card(finished).data.base_model is None  # a folder is none
+    for source in ("path/to/base", "timm:vit_tiny_patch16_224"):
+        write(finished, "run.json", RUN | {"recipe": {"model_name_or_path": source}})
+        assert build_model_card(finished).data.base_model is None  # it is no model on the Hub
     earlier = RUN["recipe"] | {"use_cpu": True, "license": "mit"}
     write(finished, "previous_run.json", RUN | {"task": "distillation", "recipe": earlier})
     card = build_model_card(finished)

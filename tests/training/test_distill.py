@@ -185,8 +185,6 @@ def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalti
     main(["--model_name_or_path", str(card), *options])
     assert open_checkpoint(tmp_path / "out").model().config.attn_activation == "tanhmax"
     assert not json.loads((tmp_path / "out/run.json").read_text())["recipe"]["keep_signs"]
-    with pytest.raises(InputError, match="keep_signs false for BidirRnnForSequenceClassification"):
-        main(["--model_name_or_path", str(card), *options, "--keep_signs", "true"])
 
 
 def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(healed, tmp_path):
@@ -217,7 +215,6 @@ def test_penalties_are_refused_where_layers_run_again(bert, tmp_path):
 @pytest.mark.parametrize(
     ("family", "head", "message"),
     [
-        ("Electra", "ForMultipleChoice", "ranks choices"),
         ("Bart", "Model", "an encoder-decoder"),
         ("Electra", "ForSequenceClassification", "teacher of the student's shape"),
     ],
@@ -242,18 +239,3 @@ def test_convert_heals_in_one_command_and_writes_the_card(bert, tmp_path):
     card = (tmp_path / "healed/README.md").read_text()
     assert ("healed" in card, "license: mit" in card, "A softmax model" in card) == (True, True, False)
     assert (tmp_path / "healed/modules.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["w1 w2"] * 30, "at least 200 tokens of text to heal with, .*; got 1[0-9][0-9]"),
-        (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces"),
-    ],
-    ids=["too few", "another language"],
-)
-def test_texts_that_cannot_heal_are_refused(bert, tmp_path, texts, message):
-    Dataset.from_dict({"text": texts}).to_parquet(bert[3])
-    with pytest.raises(InputError, match=message):
-        main([*bert, *RUN, "--output_dir", str(tmp_path / "healed")])
-    assert not (tmp_path / "healed").exists()
