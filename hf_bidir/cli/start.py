@@ -19,5 +19,5 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 def announce_imports() -> None:
     """Say on a terminal what takes the next seconds."""
-    if sys.stderr.isatty() and "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+    if sys.stderr.isatty():
         print("importing torch and transformers …", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Distillation: a Trainer without labels, whose loss is the distance of a signed student from its softmax teacher."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from statistics import mean
 from typing import Any
@@ -86,7 +86,9 @@ class DistillationTrainer(SignedTrainer):
             expected = self.teacher(**inputs, output_hidden_states=True)
         keep = inputs.get("attention_mask")
         penalises_heads = self.keep_signs and self.match == STATES
-        heads = one_sidedness(model, keep, self.most_unequal) if penalises_heads else nullcontext([])
+        heads: AbstractContextManager = nullcontext([])
+        if penalises_heads:
+            heads = one_sidedness(model, keep, self.most_unequal)
         with heads as one_sided:
             outputs = model(**inputs, output_hidden_states=True)
         distance = self.distance(outputs, expected, keep)

@@ -125,7 +125,8 @@ def heal(
     if keep_signs is None:
         keep_signs = getattr(student, "attends_between_tokens", True) and not reruns_layers(args)
     args.typed["keep_signs"] = keep_signs
-    if licence := _licence(source):
+    files = documents(source)
+    if licence := _licence(files.get(CARD)):
         args.typed.setdefault("license", licence)
     if schedule.negative_mass_end is None:
         schedule.negative_mass_end = FINAL_MASS.get(student.config.attn_activation, 1.0)
@@ -145,7 +146,7 @@ def heal(
     run = Run(trainer, "distillation", data, splits, schedule)
     results = run.train_and_save(centre=arguments.centre and is_softmax(student.config))
     if args.should_save:
-        _copy_documents(source, Path(args.output_dir))
+        _copy_documents(files, source, Path(args.output_dir))
         if card:
             print(f"Model card: {card(args.output_dir)}")
     return results
@@ -230,25 +231,25 @@ def healing_data(
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             mode = image_mode(student.config)
-            train_collator, eval_collator = ImageCollator(processor, data, mode), ImageCollator(processor, mode=mode)
-            collators = {"data_collator": train_collator, "eval_collator": eval_collator}
+            collators: dict[str, Callable] = {
+                "data_collator": ImageCollator(processor, data, mode),
+                "eval_collator": ImageCollator(processor, mode=mode),
+            }
             return read_unlabelled_images(data), processor, collators
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
 
 
-def _licence(source: str) -> str | None:
+def _licence(card: bytes | None) -> str | None:
     """The licence that the card of the source names, which is that of the healed weights too."""
-    card = documents(source).get(CARD)
     try:
         return parsed_card(card, CARD).data.get("license") if card else None
     except InputError:
         return None
 
 
-def _copy_documents(source: str, folder: Path) -> None:
+def _copy_documents(files: dict[str, bytes], source: str, folder: Path) -> None:
     """Copy licence files, and the other modules of a folder of sentence-transformers."""
-    for name, content in documents(source).items():
-        if name in LICENCES:
-            (folder / name).write_bytes(content)
+    for name in files.keys() & set(LICENCES):
+        (folder / name).write_bytes(files[name])
     if sentences := sentence_folder(source):
         sentences.copy_others(folder)

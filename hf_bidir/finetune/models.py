@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_bidir
@@ -245,7 +244,7 @@ def _pretrained(
     Raises InputError if weights of the encoder or decoder would be random.
     """
     refused = f"{source} is not a usable checkpoint: "
-    with as_input_error(refused, ValueError, OSError, SafetensorError):
+    with as_input_error(refused, ValueError, OSError):
         model, report = with_report(head, source, config=config, ignore_mismatched_sizes=True, dtype=torch.float32)
     new = lacking(report)
     needed = [key for key in new if _belongs_to_checkpoint(key, model)]

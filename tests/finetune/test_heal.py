@@ -51,6 +51,12 @@ def test_the_difference_counts_tokens_and_not_padding():
     torch.testing.assert_close(prediction_difference(found, expected, keep), torch.stack(nats).mean())
 
 
+def test_without_classes_the_difference_is_the_error_of_what_is_predicted():
+    student, teacher = torch.tensor([[2.0], [2.0]]), torch.tensor([[1.0], [2.0]])
+    states = [outputs(torch.zeros(2, 1, 1), torch.ones(2, 1, 1), logits=logits) for logits in (student, teacher)]
+    assert prediction_difference(*states, None).item() == pytest.approx(1 / 5)
+
+
 def test_the_difference_of_spans_counts_both_ends():
     one, other = torch.tensor([[2.0, 0.0, 0.0]]), torch.zeros(1, 3)
     outputs = [

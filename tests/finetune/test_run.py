@@ -16,6 +16,7 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 
 SHAPE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+STOCK = ["BertForSequenceClassification"]
 ROWS = Dataset.from_list([{"input_ids": [1 + row, 2], "labels": row % 2} for row in range(4)])
 
 
@@ -55,13 +56,25 @@ def test_attention_between_tokens_is_centred_if_it_has_or_gets_negative_mass(
 
 def test_a_stock_model_that_stays_softmax_is_saved_as_one_and_infinite_metrics_are_left_out(tmp_path, caplog):
     run = run_of(tmp_path, compute_metrics=Mock(return_value={"share": 0.5, "perplexity": math.inf}))
-    run.model.config.architectures = ["BertForSequenceClassification"]
+    run.model.config.architectures = STOCK
+    run.args.typed = {"model_name_or_path": str(tmp_path / "without a record")}
     results = run.train_and_save()
     saved = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("all_results", "config", "run")}
     assert saved["all_results"] == results
     assert (results["eval_share"], results["eval_perplexity"], results["epoch"]) == (0.5, None, 1.0)
-    assert saved["config"]["architectures"] == ["BertForSequenceClassification"]
+    assert saved["config"]["architectures"] == STOCK
+    assert not (tmp_path / "previous_run.json").exists()
     assert type(run.model) is BertForSequenceClassification
     record = saved["run"]
     assert (record["status"], record["best_checkpoint"], record["resumed_from"]) == ("finished", None, None)
     assert "stays 0" in caplog.text
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
+def test_a_model_in_shards_keeps_its_class(sharding, tmp_path):
+    run = run_of(tmp_path)
+    run.model.config.architectures = STOCK
+    setattr(run.args, sharding, "as configured")
+    with patch.object(run.trainer, "train"):
+        run._train(None)
+    assert type(run.model) is BidirBertForSequenceClassification

@@ -45,15 +45,18 @@ def examples(count):
     return Dataset.from_list([{"input_ids": [1 + row % 9, 2], "labels": row % 2} for row in range(count)])
 
 
-def trainer_of(folder, rows, **options):
+def trainer_of(folder, rows, eval_collator=None, **options):
     args = TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **options)
     torch.manual_seed(0)
-    return SignedTrainer(model=new_model(1.0), args=args, train_dataset=rows, eval_dataset=rows)
+    data = {"train_dataset": rows, "eval_dataset": rows, "eval_collator": eval_collator}
+    return SignedTrainer(model=new_model(1.0), args=args, **data)
 
 
 def test_evaluation_has_a_collator_of_its_own(tmp_path):
-    trainer = trainer_of(tmp_path, examples(10), per_device_train_batch_size=4, per_device_eval_batch_size=4)
-    trainer.eval_collator = lambda rows: {"count": torch.tensor(len(rows))}
+    def count(rows):
+        return {"count": torch.tensor(len(rows))}
+
+    trainer = trainer_of(tmp_path, examples(10), count, per_device_train_batch_size=4, per_device_eval_batch_size=4)
     loaders = trainer.get_eval_dataloader(), trainer.get_test_dataloader(examples(5))
     assert [[int(batch["count"]) for batch in loader] for loader in loaders] == [[4, 4, 2], [4, 1]]
     assert "count" not in next(iter(trainer.get_train_dataloader()))
