@@ -5,13 +5,12 @@ beside its stock model (`families_checks.py`): λ = 0 equals stock on sdpa and e
 leaves no softmax attention; the backends agree; a padded batch equals its single rows; later tokens do not change
 earlier outputs of a causal model; generation is equal with and without cache; a saved model reloads with equal outputs,
 for a sample of 14 in an isolated process with only the folder; the signed class loads stock weights. Saves the summary
-that `hf-bidir families` prints; --records has the reason of every check.
+that `hf-bidir families` prints; runs/families.jsonl has the reason of every check.
 
     python benchmarks/families.py                    every type, 11 minutes on 2 cores
-    python benchmarks/families.py --resume           continue an interrupted sweep
     python benchmarks/families.py --only bert llama  only these, printed and not saved
 
-Each type runs in its own process. Types that exceed --limit seconds or --memory GiB are reported as such.
+Each type runs in its own process. Types that exceed 60 seconds or 6 GiB are reported as such.
 """
 
 import argparse
@@ -50,13 +49,16 @@ from benchmarks.families_checks import (
     run,
 )
 from benchmarks.families_inputs import example
+from benchmarks.measure import command_line
 from hf_bidir import signed
 from hf_bidir.checkpoints.families import FAILED, PASSED, SUMMARY
+from hf_bidir.common.files import replacing
 from hf_bidir.modeling.compat import stock_heads
 from hf_bidir.modeling.outside_attention import SOFTMAX_FUNCTIONS, outside_layers
 from hf_bidir.modeling.signed_layers import attention_layers
 
 RECORDS = Path("runs/families.jsonl")
+SECONDS, MEMORY = 60, 6 * 2**30  # limits of one type; bytes
 ISOLATED = (  # deberta-v2 and swin outside the interface
     "bert", "roberta", "modernbert", "esm", "vit", "dinov2", "clip", "gpt2", "llama", "bart", "t5", "wav2vec2",
     "deberta-v2", "swin",
@@ -70,50 +72,36 @@ def main() -> None:
     types = options.only or list(CONFIG_MAPPING_NAMES)
     if unknown := sorted(set(types) - set(CONFIG_MAPPING_NAMES)):
         raise SystemExit(f"error: transformers {transformers.__version__} has no model type {', '.join(unknown)}")
-    if not options.only and not options.resume:
-        options.records.unlink(missing_ok=True)
-    records = {} if options.only or not options.records.exists() else _read(options.records)
-    options.records.parent.mkdir(parents=True, exist_ok=True)
-    waiting = [name for name in types if name not in records]
-    for record in tqdm(_swept(waiting, options), total=len(waiting), unit="type"):
-        records[record["type"]] = record
+    records = []
+    for record in tqdm(_swept(types, options.jobs), total=len(types), unit="type"):
+        records.append(record)
         if options.only:
             tqdm.write(json.dumps(record, indent=1, ensure_ascii=False))
-        else:
-            with options.records.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    print(Counter(record["status"] for record in records.values()))
+    print(Counter(record["status"] for record in records))
     if not options.only:
-        write_summary([records[name] for name in types])
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        with replacing(RECORDS) as file:
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_summary(records)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these types; records are printed, not saved")
-    parser.add_argument("--resume", action="store_true", help="keep the records of an earlier sweep")
     parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
-    parser.add_argument("--limit", type=int, default=60, help="seconds for one type")
-    parser.add_argument("--memory", type=float, default=6, help="GiB for one type")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="where the record of every type is kept")
     return parser.parse_args()
 
 
-def _read(path: Path) -> dict[str, Record]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {record["type"]: record for record in map(json.loads, lines)}
-
-
-def _swept(types: list[str], options: argparse.Namespace) -> Iterator[Record]:
+def _swept(types: list[str], jobs: int) -> Iterator[Record]:
     """The records of model types, each from a process of its own."""
     tqdm.monitor_interval = 0  # no threads, because this process forks
     torch.set_num_threads(1)
     fork = multiprocessing.get_context("fork")
-    with fork.Pool(options.jobs, _quiet, maxtasksperchild=1) as pool:
-        limits = options.limit, options.memory
-        results = {name: pool.apply_async(_limited, (name, *limits), {}) for name in types}
+    with fork.Pool(jobs, _quiet, maxtasksperchild=1) as pool:
+        results = {name: pool.apply_async(_limited, (name,)) for name in types}
         for name, result in results.items():
             try:
-                yield result.get(2 * options.limit)
+                yield result.get(2 * SECONDS)
             except multiprocessing.TimeoutError:
                 yield _not_built(name, "its process ended without a result")
 
@@ -127,15 +115,15 @@ def _quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _limited(name: str, seconds: int, gibibytes: float) -> Record:
+def _limited(name: str) -> Record:
     """The record of a model type; one that exceeds a limit is reported as such."""
 
     def too_slow(*_: Any) -> None:
-        raise TimeoutError(f"takes longer than {seconds} s")
+        raise TimeoutError(f"takes longer than {SECONDS} s")
 
     signal.signal(signal.SIGALRM, too_slow)
-    signal.alarm(seconds)
-    most = psutil.Process().memory_info().vms + int(gibibytes * 2**30)
+    signal.alarm(SECONDS)
+    most = psutil.Process().memory_info().vms + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     start = time.perf_counter()
     try:
@@ -168,12 +156,10 @@ def recorded(name: str) -> Record:
     stock, inputs, problem = _runnable(name, stock_class)
     if stock is None:
         return _not_built(name, problem)
-    record = {
-        "model": stock_class.__name__,
-        "kind": kind(name, stock_class, stock),
-        "layers": len(attention_layers(stock)) + len(outside_layers(stock)),
-        "outside": list(outside_layers(stock)),
-    }
+    outside = list(outside_layers(stock))
+    layers = len(attention_layers(stock)) + len(outside)
+    kind_of_model = kind(name, stock_class, stock)
+    record = {"model": stock_class.__name__, "kind": kind_of_model, "layers": layers, "outside": outside}
     refusal = _refusal(stock)
     if inputs is None and not refusal:
         return _outcome(name, "not built", problem, **record)
@@ -183,8 +169,11 @@ def recorded(name: str) -> Record:
     if record["kind"] in ("encoder", "decoder"):
         record["kind"] = "decoder" if pair.causal else "encoder"
     checks = {check: guarded(each, pair) for check, each in CHECKS.items()} | extra_checks(name, pair)
-    passed = not any(verdict.verdict == "fail" for verdict in checks.values())
-    return _outcome(name, "refused" if refusal else "passed" if passed else "failed", refusal, **record, checks=checks)
+    if refusal:
+        status = "refused"
+    else:
+        status = "failed" if any(verdict.verdict == "fail" for verdict in checks.values()) else "passed"
+    return _outcome(name, status, refusal, **record, checks=checks)
 
 
 def _refusal(stock: PreTrainedModel, partial: bool = False) -> str:
@@ -252,21 +241,20 @@ def _generates(generative: type[PreTrainedModel], pair: Pair) -> Verdict:
 def kind(name: str, stock_class: type[PreTrainedModel], model: PreTrainedModel | None) -> str:
     """The kind of a model by the arguments of `forward`: encoder, decoder, encoder-decoder, vision, ... or other."""
     takes = " ".join(inspect.signature(stock_class.forward).parameters)
-    inputs = {
-        "text": "input_ids" in takes,
-        "vision": "pixel_values" in takes or "grid_thw" in takes or "flattened_patches" in takes,
-        "audio": any(word in takes for word in ("input_values", "input_features", "audio", "spectrogram")),
-    }
-    if sum(inputs.values()) > 1 and not (inputs["audio"] and not inputs["vision"] and "decoder_input_ids" in takes):
+    text, has_decoder = "input_ids" in takes, "decoder_input_ids" in takes
+    vision = any(word in takes for word in ("pixel_values", "grid_thw", "flattened_patches"))
+    audio = any(word in takes for word in ("input_values", "input_features", "audio", "spectrogram"))
+    if ((text or audio) and vision) or (text and audio and not has_decoder):
         return "multimodal"
-    if inputs["audio"] or inputs["vision"]:
-        return "audio" if inputs["audio"] else "vision"
-    if not inputs["text"]:
+    if audio or vision:
+        return "audio" if audio else "vision"
+    if not text:
         return "other"
-    if "decoder_input_ids" in takes:
+    if has_decoder:
         return "encoder-decoder"
+    layers = attention_layers(model) if model else ()
+    causal = any(getattr(layer, "is_causal", False) is True for layer in layers)
     heads = stock_heads(name)
-    causal = any(getattr(layer, "is_causal", False) is True for layer in attention_layers(model)) if model else False
     generates = "AutoModelForCausalLM" in heads and "AutoModelForMaskedLM" not in heads
     return "decoder" if causal or generates else "encoder"
 

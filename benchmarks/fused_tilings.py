@@ -26,6 +26,7 @@ from hf_bidir.common.files import replacing
 from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 HEADS, TOKENS = 12, 32768
+LISTED = 6  # tilings in the table, of a kernel, head dimension and length
 WARPS_STAGES = ((4, 2), (4, 3), (8, 2), (8, 3))
 SIZES = {  # queries, keys
     "forward": ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128)),
@@ -40,7 +41,6 @@ def main() -> None:
     parser.add_argument("--head-dims", type=int, nargs="+", choices=[64, 128, 256], default=[64, 128, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=[*SIZES])
-    parser.add_argument("--best", type=int, default=6, help="tilings to list per kernel, head dimension and length")
     parser.add_argument("--write", action="store_true", help="write the fastest into tilings.json")
     parser.add_argument("--output", type=Path, default=Path("runs/fused_tilings.md"))
     options = parser.parse_args()
@@ -53,14 +53,14 @@ def main() -> None:
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
     notes = (
         f"{HEADS} heads, bf16, batch = {TOKENS} // length; medians by triton.testing.do_bench of a whole call: "
-        f"forward, or backward with the other kernel at its own tiling. The {options.best} fastest of each list."
+        f"forward, or backward with the other kernel at its own tiling. The {LISTED} fastest of each list."
     )
     header = ["kernel", "head dimension", "length", "queries x keys", "warps", "stages", "ms", "to the fastest"]
     rows = []
     for name, head_dim in tqdm([*product(options.kernels, options.head_dims)], unit="cell"):
         times = {length: timed(name, head_dim, length) for length in options.lengths}
         for length, of_length in times.items():
-            rows += table_rows(name, head_dim, length, of_length)[: options.best]
+            rows += table_rows(name, head_dim, length, of_length)[:LISTED]
         write_table(options.output, "Tilings of the fused kernels", notes, header, rows, "cuda")
         best = fastest(times.values())
         if options.write and best is not None:
@@ -121,10 +121,12 @@ def task_of(name: str, head_dim: int, length: int) -> Callable[[], object]:
 
 def table_rows(name: str, head_dim: int, length: int, times: Mapping[Tiling, float]) -> list[list[str]]:
     """Table rows of one kernel, the fastest tiling first."""
-    rows, least = [], min(times.values(), default=1.0)
-    for (queries, keys, warps, stages), ms in sorted(times.items(), key=lambda item: item[1]):
-        numbers = f"{queries} x {keys}", str(warps), str(stages), f"{ms:.3f}", f"{ms / least:.3f}"
-        rows.append([name, str(head_dim), str(length), *numbers])
+    rows = []
+    for tiling in sorted(times, key=times.get):
+        queries, keys, warps, stages = tiling
+        ms, ratio = times[tiling], times[tiling] / min(times.values())
+        rows.append([name, str(head_dim), str(length), f"{queries} x {keys}", str(warps), str(stages)])
+        rows[-1] += [f"{ms:.3f}", f"{ratio:.3f}"]
     return rows
 
 

@@ -21,21 +21,20 @@ from benchmarks.measure import command_line, write_table
 
 CLASS = r"<class '.*[.](?=\w+'>)|'>"
 HERE = Path(__file__).parent
+CACHE = HERE.parent / ".peer"  # of the downloaded tests
 MODULE = "test_modeling_common"
 
 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "peer.md")
-    parser.add_argument("--cache", type=Path, default=HERE.parent / ".peer", help="folder of the downloaded tests")
     parser.add_argument("--tests", default="", help="only tests that match (as pytest -k); saves no table")
-    parser.add_argument("--processes", default="auto", help="as pytest -n")
     options = parser.parse_args()
-    os.environ |= {"PEER_TESTS": str(fetched(options.cache)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"PEER_TESTS": str(fetched(CACHE)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = Outcomes()
     ours = ["-c", os.devnull, "--rootdir", str(HERE), "-p", "no:cacheprovider"]  # without the configuration of tests/
     shown = ["-q", "--tb=short", "--disable-warnings", "-o", "verbosity_subtests=0"]
-    chosen = ["-n", options.processes, "-k", options.tests, str(HERE / "peer_tests.py")]
+    chosen = ["-n", "auto", "-k", options.tests, str(HERE / "peer_tests.py")]
     code = pytest.main([*ours, *shown, *chosen], plugins=[outcomes])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         sys.exit(

@@ -11,6 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_bidir.common.files import replacing
 
+TEST_SHARE, VALIDATION_SHARE = 0.3, 0.1  # the paper has no validation texts
 FEATURES = Features({"text": Value("string"), "label": ClassLabel(names=["negative", "positive"])})
 
 
@@ -37,21 +38,16 @@ class SyntheticTexts:
         counts = {"neg": self.polar // 2, "pos": self.polar // 2, "word": self.vocabulary - self.polar}
         return [f"{kind}{number}" for kind, count in counts.items() for number in range(count)]
 
-    def split(self, seed: int = 0, test_share: float = 0.3, validation_share: float = 0.1) -> dict[str, Dataset]:
-        """The texts as "train", "validation" and "test", with the columns `text` and `label`; the same for a seed.
-
-        Args:
-            test_share: share of the test texts, as in the paper; it has no validation texts.
-        """
+    def split(self, seed: int = 0) -> dict[str, Dataset]:
+        """The texts as "train", "validation" and "test", with the columns `text` and `label`; the same for a seed."""
         generator, half, words = np.random.default_rng(seed), self.polar // 2, np.array(self.words())
         labels = generator.integers(2, size=self.texts)
         polar = labels[:, None] * half + generator.integers(half, size=(self.texts, self.polar_words))
         neutral = generator.integers(self.polar, self.vocabulary, size=(self.texts, self.length - self.polar_words))
         shuffled = generator.permuted(np.concatenate([polar, neutral], axis=1), axis=1)
         rows = Dataset.from_dict({"text": [" ".join(row) for row in words[shuffled]], "label": labels}, FEATURES)
-        test = int(self.texts * test_share)
-        bounds = {"test": (0, test), "validation": (test, test + int(self.texts * validation_share))}
-        bounds["train"] = (bounds["validation"][1], self.texts)
+        test, validation = (int(self.texts * share) for share in (TEST_SHARE, VALIDATION_SHARE))
+        bounds = {"test": (0, test), "validation": (test, test + validation), "train": (test + validation, self.texts)}
         return {name: rows.select(range(*bound)) for name, bound in bounds.items()}
 
 

@@ -7,12 +7,10 @@ On a Space, the variable HF_BIDIR_CHECKPOINTS names the checkpoints, separated b
 are counterparts.
 """
 
-import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
+from hf_bidir.cli.start import announce_imports  # isort: skip  (first: before torch and transformers)
 
 import argparse
 import os
-import sys
-from importlib import import_module
 from pathlib import Path
 
 from hf_bidir.common.extras import extra
@@ -22,7 +20,6 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is i
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ("model_cards", "runs/checkpoints")
 OPENS_WITH = "sst2-rnn"  # shown first if available: a sentence is quick to understand, and its counterpart is there
-LIBRARIES = ("gradio", "torch", "transformers.modeling_utils")  # each takes seconds
 
 
 def main() -> None:
@@ -48,20 +45,13 @@ def found_here() -> list[str]:
 
 
 def serve(checkpoints: list[str], port: int | None) -> None:
-    """Serve the page until Ctrl-C, with a line before each step that takes seconds."""
+    """Serve the page until Ctrl-C."""
+    announce_imports()
     with extra("space"):
-        for library in LIBRARIES:
-            say(f"importing {library.partition('.')[0]} …")
-            import_module(library)
         from page import LAUNCH, page
         from transformers.utils import logging
     logging.disable_progress_bar()  # for loading the weights
-    say("loading the first model and explaining its first example …")
     page(checkpoints).launch(server_port=port, **LAUNCH)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

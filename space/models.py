@@ -22,21 +22,29 @@ SENTENCES = (
     "not a bad film at all",
 )
 PROMPTS = ("The acting was terrible and the story was", "This is one of the best", "I did not like the")
-NO_TEXT = "There is nothing to explain yet: type a text."
 NO_IMAGE = "There is nothing to explain yet: upload an image."
 
 
 def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
     """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
     path = Path(checkpoint)
-    for activation, counterpart in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
+    for activation, counterpart in (("tanhmax", "softmax"), ("softmax", "tanhmax")):
         before, separator, after = path.name.rpartition(activation)
-        if not separator:
-            continue
         named = [name for name in checkpoints if Path(name).name == f"{before}{counterpart}{after}"]
-        beside = [name for name in named if Path(name).parent == path.parent]
-        return next(iter(beside + named), None)
+        if separator and named:
+            return min(named, key=lambda name: Path(name).parent != path.parent)
     return None
+
+
+def with_counterpart(checkpoint: str, checkpoints: list[str]) -> list[str]:
+    other = counterpart_of(checkpoint, checkpoints)
+    return [checkpoint, other] if other else [checkpoint]
+
+
+def attention_of(checkpoint: str) -> str:
+    """The kind of attention, from the name of a checkpoint."""
+    name = Path(checkpoint).name
+    return next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
 
 
 def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
@@ -74,6 +82,13 @@ def examples_of(checkpoint: str) -> list[str]:
     return list(PROMPTS)
 
 
+def read_text(text: str) -> str:
+    """The beginning of a text, with a leading space, so that it cannot name a file."""
+    if not text.strip():
+        raise ValueError("There is nothing to explain yet: type a text.")
+    return f" {text.strip()[:LONGEST]}"
+
+
 def explanations(
     names: list[str], text_or_image: Any, method: str, target: str, head: Sequence[int] = ()
 ) -> tuple[list[Explanation | Alignment], list[str]]:
@@ -82,12 +97,15 @@ def explanations(
     Where the predictions differ, both explanations are of the first model's. A layer and a head alone are explained by
     contributions, as on the command line, where the method takes all heads together.
     """
-    several_tokens = loaded(names[0])[0].config.is_encoder_decoder  # its explanation has no further figures
-    choices: dict[str, Any] = {"figures": () if several_tokens else ("coefficients", "heads")}
-    choices |= {"method": None if method == DEFAULT else method, "target": None if target == PREDICTED else target}
+    choices: dict[str, Any] = {"figures": ("coefficients", "heads")}
+    if loaded(names[0])[0].config.is_encoder_decoder:  # its explanation, of several tokens, has no further figures
+        choices["figures"] = ()
+    if method != DEFAULT and (not head or METHODS[method].takes_head):
+        choices["method"] = method
+    if target != PREDICTED:
+        choices["target"] = target
     if head:
-        takes_head = method != DEFAULT and METHODS[method].takes_head
-        choices |= {"layer": head[0], "head": head[1], "method": method if takes_head else None}
+        choices["layer"], choices["head"] = head
     results = [explain(*loaded(name), text_or_image, **choices) for name in names]
     if target != PREDICTED:
         return results, []

@@ -9,20 +9,20 @@ from typing import Any
 import gradio as gr
 import torch
 from models import (
-    ACTIVATIONS,
     DEFAULT,
     EXAMPLES,
     LONGEST,
     NO_IMAGE,
-    NO_TEXT,
     PREDICTED,
-    counterpart_of,
+    attention_of,
     examples_of,
     explanations,
     loaded,
     offered_models,
+    read_text,
     takes_images,
     verdict,
+    with_counterpart,
 )
 from tools import add_tools
 
@@ -136,12 +136,13 @@ def opened(checkpoints: list[str], checkpoint: str) -> Properties:
     """The choices on the page for a checkpoint, and the explanation of its first example."""
     model, images = loaded(checkpoint)[0], takes_images(checkpoint)
     examples = examples_of(checkpoint)
+    shown, gone = {"value": examples[0]} | SHOWN, {"value": None} | GONE
     labels = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
     words_of_vocabulary = kind_of(model).names_tokens and not model.config.is_encoder_decoder
     heads = _heads(model.config)
     choices = {
-        "text": {"value": None, "visible": False} if images else {"value": examples[0], "visible": True},
-        "image": {"value": examples[0], "visible": True} if images else {"value": None, "visible": False},
+        "text": gone if images else shown,
+        "image": shown if images else gone,
         "examples": {"value": _buttons(examples, images)},
         "method": {"choices": [(f"default ({default_method(model)})", DEFAULT), *methods_of(model)], "value": DEFAULT},
         "target": {
@@ -158,9 +159,11 @@ def opened(checkpoints: list[str], checkpoint: str) -> Properties:
 
 def _heads(config: Any) -> list[tuple[str, str]]:
     """The choices of a layer and a head, and both as numbers."""
-    layers, heads = (getattr(config, name, 1) for name in ("num_hidden_layers", "num_attention_heads"))
-    pairs = [(layer, head) for layer in range(layers) for head in range(heads)]
-    return [("all heads", ALL_HEADS), *((f"layer {layer}, head {head}", f"{layer} {head}") for layer, head in pairs)]
+    choices = [("all heads", ALL_HEADS)]
+    for layer in range(getattr(config, "num_hidden_layers", 1)):
+        for head in range(getattr(config, "num_attention_heads", 1)):
+            choices.append((f"layer {layer}, head {head}", f"{layer} {head}"))
+    return choices
 
 
 def _buttons(examples: list[str], images: bool) -> str:
@@ -179,16 +182,13 @@ def explained(
     checkpoints: list[str], checkpoint: str, method: str, target: str, head: str, text_or_image: str | None
 ) -> Properties:
     """The explanation of a text or an image file by a checkpoint and its counterpart, or one line with the error."""
-    other = counterpart_of(checkpoint, checkpoints)
-    names = [checkpoint, other] if other else [checkpoint]
-    text_or_image = text_or_image or ""
-    images = False
+    names = with_counterpart(checkpoint, checkpoints)
+    images = takes_images(checkpoint)
+    if images and not text_or_image:
+        return refused(NO_IMAGE)
     try:
-        images = takes_images(checkpoint)
-        if not text_or_image.strip():
-            return refused(NO_IMAGE if images else NO_TEXT)
-        if not images:  # also limits requests that bypass the page; with a leading space, a text cannot name a file
-            text_or_image = f" {text_or_image.strip()[:LONGEST]}"
+        if not images:  # also limits requests that bypass the page
+            text_or_image = read_text(text_or_image or "")
         layer_and_head = [int(index) for index in head.split()]
         results, classes = explanations(names, text_or_image, method, target, layer_and_head)
     except (ValueError, OSError) as error:
@@ -196,17 +196,16 @@ def explained(
         if images:  # the folder of an upload is not the visitor's
             reason = reason.replace(text_or_image, Path(text_or_image).name)
         return refused(reason)
-    return {"message": GONE, "side 0": GONE, "side 1": GONE} | _sides(names, results, verdict(classes))
+    return dict.fromkeys(OUTPUTS, GONE) | _sides(names, results, verdict(classes))
 
 
 def _sides(names: list[str], results: list[Explanation | Alignment], agreement: str) -> Properties:
     """Each model's explanation under its name, on a common colour scale."""
     scale = _common_scale(results)
     sides = {}
-    for side, path, result in zip(OUTPUTS[1:], names, results, strict=False):
-        name = Path(path).name
-        kind = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
-        title = f"<h3>{kind}<small>{escape(name)}</small></h3><p>{escape(agreement)}</p>"
+    for side, name, result in zip(OUTPUTS[1:], names, results, strict=False):
+        subtitle = escape(Path(name).name)
+        title = f"<h3>{attention_of(name)}<small>{subtitle}</small></h3><p>{escape(agreement)}</p>"
         sides[side] = {"value": title + fragment_of([result], scale=scale)} | SHOWN
     return sides
 
@@ -220,4 +219,4 @@ def _common_scale(results: list[Explanation | Alignment]) -> Scale | None:
 def refused(reason: str) -> Properties:
     """One line in place of the explanations."""
     message = {"value": f"<p>{escape(reason)}</p>"} | SHOWN
-    return {"message": message, "side 0": GONE, "side 1": GONE}
+    return dict.fromkeys(OUTPUTS, GONE) | {"message": message}

@@ -13,20 +13,20 @@ from typing import Any
 
 import gradio as gr
 from models import (
-    ACTIVATIONS,
     DEFAULT,
     LONGEST,
     NO_IMAGE,
-    NO_TEXT,
     PREDICTED,
-    counterpart_of,
+    attention_of,
     examples_of,
     explanations,
     loaded,
     offered_models,
     predicted_class,
+    read_text,
     takes_images,
     verdict,
+    with_counterpart,
 )
 from PIL import Image
 
@@ -72,9 +72,8 @@ def add_tools(checkpoints: list[str]) -> None:
         try:
             if model not in offered:
                 raise ValueError(f"there is no model {model!r}; choose one of: {', '.join(offered)}.")
-            other = counterpart_of(offered[model], checkpoints)
-            names = [offered[model], other] if other else [offered[model]]
-            text_or_image = _image(image) if takes_images(names[0]) else _text(text)
+            names = with_counterpart(offered[model], checkpoints)
+            text_or_image = _image(image) if takes_images(names[0]) else read_text(text)
             results, classes = explanations(names, text_or_image, method or DEFAULT, target or PREDICTED)
             predicted = classes or [_prediction(name, text_or_image) for name in names]
         except (ValueError, OSError) as error:
@@ -98,12 +97,6 @@ def _described(name: str, checkpoint: str) -> dict[str, Any]:
     described = {"name": name, "takes": "image" if images else "text"}
     described["methods"] = list(methods_of(loaded(checkpoint)[0]))
     return described if images else described | {"example": examples_of(checkpoint)[0]}
-
-
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ValueError(NO_TEXT)
-    return f" {text.strip()[:LONGEST]}"  # with a leading space, a text cannot name a file
 
 
 def _image(data: str) -> Image.Image:
@@ -133,8 +126,6 @@ def _prediction(checkpoint: str, text_or_image: Any) -> str | None:
 
 
 def _numbers(checkpoint: str, result: Explanation | Alignment, prediction: str | None) -> dict[str, Any]:
-    name = Path(checkpoint).name
-    attention = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
     numbers = result.to_dict() if isinstance(result, Explanation) else {}
-    numbers |= {"model": name, "attention": attention, "prediction": prediction, "summary": result.summary()}
-    return numbers
+    numbers |= {"model": Path(checkpoint).name, "attention": attention_of(checkpoint)}
+    return numbers | {"prediction": prediction, "summary": result.summary()}

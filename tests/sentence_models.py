@@ -1,13 +1,8 @@
 """A tiny model of sentence-transformers with random weights."""
 
-import torch
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from tests.tiny_models import stock_model, word_tokenizer
 
 SENTENCES = ["a good film", "bad", "a bad bad film good"]
-CONFIG = BertConfig(
-    vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-    initializer_range=0.5, max_position_embeddings=16,
-)  # fmt: skip
 
 
 def sentence_model(folder):
@@ -16,13 +11,9 @@ def sentence_model(folder):
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    (folder / "vocab.txt").write_text(
-        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"])
-    )
-    torch.manual_seed(0)
-    BertModel(CONFIG).save_pretrained(folder / "bert")
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
-    modules = [Transformer(str(folder / "bert")), Pooling(16), Dense(16, 8), Normalize()]
+    for part in (stock_model("bert").bert, word_tokenizer()):
+        part.save_pretrained(folder / "bert")
+    modules = [Transformer(str(folder / "bert")), Pooling(32), Dense(32, 8), Normalize()]
     model = SentenceTransformer(modules=modules, prompts={"query": "good "}, device="cpu")
     model.save(str(folder / "st"))
     (folder / "st/LICENSE").write_text("Apache-2.0")

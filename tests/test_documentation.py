@@ -22,7 +22,7 @@ from PIL import Image
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoProcessor
 
 import hf_bidir
 from hf_bidir.cli import app
@@ -42,6 +42,7 @@ FOLDERS = ("hf_bidir", "training", "benchmarks", "research", "space")
 MODULES = ("research.", "benchmarks.", "training.")  # after python -m
 SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 WORDS = set(re.findall(r"(?<![^\W_])[a-z]\w+", "".join(f.read_text("utf-8") for f in SOURCES).replace("-", "_")))
+TARGETS = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
 VALUE = re.compile(r"(True|False|None|\d+|torch\.[\w.]+\S*\)|\{.*\}|'.*?')(?:: .*)?$")  # in the comment on a print
 NUMBER = re.compile(r"(?<![\w.+-])(?:^[+-]?\d+|[+-]\d+|[+-]?\d+(?=\.\d))(?:\.\d+)?\b")  # in the other comments
 PYTHON = [name for name, text in PAGES.items() if "```python" in text and not name.startswith("model_cards/")]
@@ -63,14 +64,12 @@ def stand_ins(tmp_path_factory):
     """A folder with everything that the examples load."""
     folder = tmp_path_factory.mktemp("examples")
     for name, (family, card, is_signed) in STAND_INS.items():
-        if family == "vit":
-            processor, fields = AutoImageProcessor.from_pretrained(CARDS / card), {}
-        else:
-            processor = AutoTokenizer.from_pretrained(CARDS / card)
-            fields = {"vocab_size": len(processor), "pad_token_id": processor.pad_token_id} | CLASSES
+        processor, fields = AutoProcessor.from_pretrained(CARDS / card), {}
+        if family != "vit":
+            fields = CLASSES | {"vocab_size": len(processor), "pad_token_id": processor.pad_token_id}
         model = stock_model(family, **fields)
-        for saved in (hf_bidir.signed(model) if is_signed else model, processor):
-            saved.save_pretrained(folder / name)
+        for part in (hf_bidir.signed(model) if is_signed else model, processor):
+            part.save_pretrained(folder / name)
     bert = Transformer(str(folder / "google-bert/bert-base-uncased"))
     SentenceTransformer(modules=[bert, Pooling(32), Normalize()], device="cpu").save(str(folder / SENTENCES))
     for name, card in COPIES.items():
@@ -99,20 +98,25 @@ def test_the_python_blocks_of_a_page_run_offline_and_print_what_their_comments_s
         if block[3] == "python" and (not block[1] or torch.cuda.is_available()):
             above = text[: block.start(4)].count("\n")  # tracebacks and `printed` then have the page's lines
             exec(compile("\n" * above + block[4], str(ROOT / page), "exec"), namespace)
+    lines = text.splitlines()
     for line, output in printed:
-        comment = text.splitlines()[line - 1].partition("  # ")[2]
+        comment = lines[line - 1].partition("  # ")[2]
         assert agrees(comment, output), f"{page}, line {line}: {output!r} was printed, not {comment!r}"
 
 
 def agrees(comment: str, output: str) -> bool:
-    """A comment that begins with a value gives what is printed; in others, every number with a sign or a decimal point,
-    and one that they begin with, is among the printed numbers, rounded to its digits."""
+    """A comment that begins with a value gives what is printed; in others, the numbers with a sign or a decimal point,
+    and one that they begin with, are among the printed numbers, in their order, rounded to the same digits."""
     comment, output = (text.replace("\N{MINUS SIGN}", "-") for text in (comment, output))
     if value := VALUE.match(comment):
         return value[1] == output
-    numbers = [float(number) for number in re.findall(r"[+-]?\d+(?:\.\d*)?(?:e[+-]\d+)?", output)]
-    expected = [value.removeprefix("+") for value in NUMBER.findall(comment)]
-    return all(any(f"{number:.{len(value.partition('.')[2])}f}" == value for number in numbers) for value in expected)
+    numbers = map(float, re.findall(r"[+-]?\d+(?:\.\d*)?(?:e[+-]\d+)?", output))
+    for expected in NUMBER.findall(comment):
+        digits = len(expected.partition(".")[2])
+        rounded = (f"{number:.{digits}f}" for number in numbers)  # those behind the ones that agreed
+        if expected.removeprefix("+") not in rounded:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -122,7 +126,8 @@ def agrees(comment: str, output: str) -> bool:
         ("first: +0.75, flat", "flat     −0.75", False),
         ("first: −0.75, flat", "flat     +0.75", False),
         ("+1.2, charming", "charming +1.24", True),
-        ("-0.2876, 0", "tensor([-0.2876,  0.0000])", True),
+        ("0.29, 0, −0.29", "[0.2876, 0, -0.2876]", True),
+        ("0.29, 0, +0.29", "[0.2876, 0, -0.2876]", False),
         ("−3, then others", "[3, 5]", False),
         ("3, then others", "[-3, 5]", False),
         ("of 3 rows", "[4, 5]", True),  # a count in a sentence
@@ -147,19 +152,21 @@ def test_the_commands_of_a_page_are_accepted_by_their_own_parsers(page, monkeypa
 def check_command(command: str, monkeypatch: pytest.MonkeyPatch, is_complete: bool = True) -> None:
     """Fail if a command has an unknown sub-command, option or value, or, if it `is_complete`, lacks an argument."""
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
-    program, problem = words[0] if words else "", None
-    if program.startswith("--"):  # an option that is named in a sentence
-        name = program.strip("-").replace("-", "_").partition("=")[0].removeprefix("no_")
-        problem = None if name in WORDS else "no command has this option"
-    elif program == "make":
-        unknown = {*words[1:]} - {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
-        problem = f"no target {unknown}" if unknown else None
-    elif program == "hf-bidir":
-        problem = problem_of_cli(words[1:])
-    elif program in ("python", "torchrun", "accelerate"):
-        problem = problem_of_script(words, monkeypatch)
+    problem = problem_of(words, monkeypatch) if words else None
     missing = problem and re.search(r"Missing (parameter|argument)|arguments are required", problem)
     assert not problem or (missing and not is_complete), f"{command}\n{problem}"
+
+
+def problem_of(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    program, *arguments = words
+    if program.startswith("--"):  # an option that is named in a sentence
+        name = program.strip("-").replace("-", "_").partition("=")[0].removeprefix("no_")
+        return None if name in WORDS else "no command has this option"
+    if program == "make":
+        return None if TARGETS.issuperset(arguments) else "no such target"
+    if program == "hf-bidir":
+        return problem_of_cli(arguments)
+    return problem_of_script(words, monkeypatch) if program in ("python", "torchrun", "accelerate") else None
 
 
 def problem_of_cli(words: list[str]) -> str | None:

@@ -75,12 +75,7 @@ def _eight_bits(image: Image.Image, white: int) -> Image.Image:
     if not (low >= 0 and high <= white):  # also true of NaN
         raise ValueError(f"expected values from 0 to {white} for mode {image.mode}; got {low} to {high}; scale them")
     scaled = np.rint(values * (255 / white))
-    grey = Image.fromarray(scaled.astype(np.uint8))
-    transparent = image.info.get("transparency")
-    if transparent is not None:
-        alpha = np.where(values == transparent, 0, 255)
-        grey.putalpha(Image.fromarray(alpha.astype(np.uint8)))
-    return grey
+    return Image.fromarray(scaled.astype(np.uint8))
 
 
 def _white(image: Image.Image) -> int | None:

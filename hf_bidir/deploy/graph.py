@@ -4,7 +4,6 @@ The exporters of transformers trace the model. Here inputs and dynamic axes are 
 the model on other inputs before anything is written.
 """
 
-import copy
 import inspect
 import logging
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.export import Dim
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
 from hf_bidir.checkpoints.examples import example_inputs, largest_difference, output_tensors
@@ -31,7 +30,6 @@ with extra("export"):
 
 FORMATS = ("onnx", "pt2")
 WITH_LENGTH = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "input_values")
-STANDARD = ("", "ai.onnx")  # domains of ONNX's own operators
 
 
 def export_checkpoint(
@@ -55,7 +53,7 @@ def export_checkpoint(
             deep language model may round by more than the default.
 
     Returns:
-        The largest difference of an output, relative to the largest one, on inputs of other sizes than the traced ones.
+        That difference, on inputs of other sizes than the traced ones.
 
     Raises:
         ValueError: an unknown format, a checkpoint with 8-bit weights, a model that cannot be traced,
@@ -76,8 +74,6 @@ def export_checkpoint(
     model = checkpoint.model(torch.float32)
     processors = checkpoint.processors(model)
     inputs = _traced_inputs(model, processors)
-    if any(len(tensor) != 2 for tensor in inputs.values()):  # an axis of size 1 would be fixed
-        raise ValueError(f"{type(model).__name__} cannot be exported: it accepts one example at a time.")
     exported = _exported(model, inputs, format)
     other_inputs = _of_other_sizes(inputs)
     with torch.inference_mode():
@@ -97,28 +93,26 @@ def export_checkpoint(
 
 
 def _exported(model: PreTrainedModel, inputs: dict[str, Tensor], format: str) -> Any:
-    shapes = {name: dict.fromkeys(range(1 + _has_length(name, x)), Dim.AUTO) for name, x in inputs.items()}
-    traced = copy.copy(inputs) | _without_cache(model)  # the exporter changes the dictionary
+    shapes = {}
+    for name, tensor in inputs.items():
+        axes = (0, 1) if _has_length(name, tensor) else (0,)
+        shapes[name] = dict.fromkeys(axes, Dim.AUTO)
+    traced = inputs | _without_cache(model)
     for name in ("torch.onnx", "torch.export", "transformers"):  # which log each step
         logging.getLogger(name).setLevel(logging.ERROR)
     # tracing raises errors of many types
     with as_input_error(f"{type(model).__name__} cannot be exported as {format}: ", Exception):
         if format == "pt2":
             return DynamoExporter().export(model, traced, DynamoConfig(dynamic_shapes=shapes))
-        exported = OnnxExporter().export(model, traced, OnnxConfig(dynamic_shapes=shapes))
-    foreign = {f"{node.domain}.{node.op_type}" for node in exported.program.graph if node.domain not in STANDARD}
-    if foreign:
-        raise ValueError(f"the graph needs operators that are not ONNX's own: {', '.join(sorted(foreign))}.")
-    return exported
+        return OnnxExporter().export(model, traced, OnnxConfig(dynamic_shapes=shapes))
 
 
 def _traced_inputs(model: PreTrainedModel, processors: list) -> dict[str, Tensor]:
     """Two random examples, with the token types that a tokenizer adds, in which BERT tells two texts apart."""
     inputs = example_inputs(model)
-    tokenizers = [processor for processor in processors if isinstance(processor, PreTrainedTokenizerBase)]
-    names = {name for tokenizer in tokenizers for name in tokenizer.model_input_names}
+    names = {name for processor in processors for name in processor.model_input_names}
     accepted = inspect.signature(model.forward).parameters
-    if "token_type_ids" in names and "token_type_ids" in accepted and "input_ids" in inputs:
+    if "token_type_ids" in names and "token_type_ids" in accepted:
         inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     return inputs
 
@@ -130,16 +124,18 @@ def _has_length(name: str, tensor: Tensor) -> bool:
 
 def _of_other_sizes(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """One more example, each of them shorter where the length is free."""
-    longer = {name: torch.cat([tensor, tensor[:1]]) for name, tensor in inputs.items()}
-    return {name: tensor[:, :-1] if _has_length(name, tensor) else tensor for name, tensor in longer.items()}
+    others = {}
+    for name, tensor in inputs.items():
+        longer = torch.cat([tensor, tensor[:1]])
+        others[name] = longer[:, :-1] if _has_length(name, tensor) else longer
+    return others
 
 
 def _relative_difference(expected: list[Tensor], outputs: list[Tensor], inputs: dict[str, Tensor]) -> float:
     """The largest difference of an output, relative to the largest output."""
-    largest = [output.abs().max().clamp_min(torch.finfo(output.dtype).tiny) for output in expected]
-    expected = [output / scale for output, scale in zip(expected, largest, strict=True)]
-    outputs = [output / scale for output, scale in zip(outputs, largest, strict=True)]
-    return largest_difference(expected, outputs, inputs)
+    scales = [output.abs().max().clamp_min(torch.finfo(output.dtype).tiny) for output in expected]
+    first, second = (list(map(torch.div, tensors, scales)) for tensors in (expected, outputs))
+    return largest_difference(first, second, inputs)
 
 
 def _without_cache(model: PreTrainedModel) -> dict[str, bool]:

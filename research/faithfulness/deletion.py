@@ -70,17 +70,13 @@ def prediction_curve(
         `[shares, batch]`. With shares from 0 to 1 in equal steps, `area(…)` is the area under the curve.
 
     Raises:
-        ValueError: shares outside [0, 1], an unknown `how`, scores of a wrong shape or not finite, or a model without
-            classes.
+        ValueError: a model without classes.
     """
-    if how not in ("deletion", "insertion") or not all(0 <= share <= 1 for share in shares):
-        raise ValueError(f'expected how "deletion" or "insertion" and shares in [0, 1], got {how!r} and {shares}.')
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
         predicted = class_probabilities(model, inputs).argmax(-1)
         keep = keep_mask_of(inputs, scores.shape[-1])
         scores = scores.to(keep.device)
-        check_scores(scores, keep)
         special = special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
         rank, count = ranks(scores, keep & ~special)
         removed = torch.cat([_leave_one(_removed(rank, count, share, how), keep, rank) for share in shares])
@@ -103,18 +99,9 @@ def _removed(rank: Tensor, count: Tensor, share: float, how: str) -> Tensor:
 def area(curve: Tensor) -> Tensor:
     """The area under a curve `[shares, batch]` with equal steps from 0 to 1 (Petsiuk et al. 2018), `[batch]`.
 
-    Lower is better for deletion, higher for insertion. Raises ValueError for a curve of one share.
+    Lower is better for deletion, higher for insertion.
     """
-    if len(curve) < 2:
-        raise ValueError(f"expected a curve of at least two shares, got {len(curve)}.")
     return torch.trapezoid(curve, dim=0) / (len(curve) - 1)
-
-
-def check_scores(scores: Tensor, keep: Tensor) -> None:
-    if scores.shape != keep.shape:
-        raise ValueError(f"expected scores [batch, length] = {tuple(keep.shape)}, got {tuple(scores.shape)}.")
-    if not scores[keep].isfinite().all():
-        raise ValueError("expected finite scores of all tokens, got NaN or infinity.")
 
 
 def ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:

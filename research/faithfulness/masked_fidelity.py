@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
-from research.faithfulness.deletion import check_scores, ranks, special_tokens, without_tokens
+from research.faithfulness.deletion import ranks, special_tokens, without_tokens
 from research.faithfulness.interventions import class_probabilities
 
 SIZES = (0.1, 0.2, 0.3, 0.4, 0.5)  # shares of the tokens that count as the explanation
@@ -105,7 +105,6 @@ def f_fidelity(
     inputs = prepared_inputs(tuned, inputs)
     with in_evaluation(tuned):
         keep, target = keep_mask_of(inputs, scores.shape[-1]), target.to(tuned.device)
-        check_scores(scores.to(keep.device), keep)
         free = keep & ~_special(tuned, inputs, keep, special)
         rank, count = ranks(scores.to(keep.device), free)
         generator = torch.Generator().manual_seed(0)

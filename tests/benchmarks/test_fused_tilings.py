@@ -4,30 +4,31 @@ import json
 import shutil
 from pathlib import Path
 
-import benchmarks.fused_tilings
-from hf_bidir.kernels.fused_launch import TILINGS_FILE, candidates, tilings
+from benchmarks.fused_tilings import fastest, only_tiling, write_entry
+from hf_bidir.kernels import fused_launch
 
 
 def test_a_measured_tiling_replaces_its_entry_and_nothing_else(tmp_path):
-    file = Path(shutil.copy(TILINGS_FILE, tmp_path))
-    for entry in ("hopper forward 64", "10.0 forward 64"):
-        benchmarks.fused_tilings.write_entry(file, entry, (32, 16, 2, 5))
-    written = {entry: tuple(tiling) for entry, tiling in json.loads(file.read_text()).items()}
-    assert written == tilings() | dict.fromkeys(("hopper forward 64", "10.0 forward 64"), (32, 16, 2, 5))
+    file = Path(shutil.copy(fused_launch.TILINGS_FILE, tmp_path))
+    tiling, measured = (32, 16, 2, 5), ("hopper forward 64", "10.0 forward 64")
+    for entry in measured:
+        write_entry(file, entry, tiling)
+    written = {entry: tuple(sizes) for entry, sizes in json.loads(file.read_text()).items()}
+    assert written == fused_launch.tilings() | dict.fromkeys(measured, tiling)
 
 
 def test_the_fastest_tiling_ran_at_every_length():
-    one, two, three = (64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)
-    times = [{one: 1.0, two: 1.2, three: 0.1}, {one: 4.0, two: 3.0}]
-    assert benchmarks.fused_tilings.fastest(times) == two
+    first, second, third = (64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)
+    assert fastest([{first: 1.0, second: 1.2, third: 0.1}, {first: 4.0, second: 3.0}]) == second
 
 
 def test_only_the_named_kernel_gets_another_tiling_for_a_while():
-    from hf_bidir.kernels import fused_launch
-
     code = fused_launch.Code(64, 64, 64, 64, *[False] * 4, 8, False, 0, rows=16)
-    decode, merge = (candidates(name, code, "hopper") for name in ("decode", "merge"))
-    with benchmarks.fused_tilings.only_tiling("merge", (32, 16, 2, 5)):
-        assert fused_launch.candidates("merge", code, "hopper") == ((32, 16, 2, 5),)
-        assert fused_launch.candidates("decode", code, "hopper") == decode
-    assert fused_launch.candidates("merge", code, "hopper") == merge
+
+    def tilings():
+        return [fused_launch.candidates(name, code, "hopper") for name in ("decode", "merge")]
+
+    decode, merge = tilings()
+    with only_tiling("merge", (32, 16, 2, 5)):
+        assert tilings() == [decode, ((32, 16, 2, 5),)]
+    assert tilings() == [decode, merge]

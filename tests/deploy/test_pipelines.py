@@ -19,7 +19,8 @@ TEXT = SHAPE | {"vocab_size": len(WORDS), "pad_token_id": 0, "initializer_range"
 IMAGE = SHAPE | {"image_size": 16, "patch_size": 4, "initializer_range": 0.5}
 ENTAILMENT = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
 ENTAILMENT["label2id"] = {name: index for index, name in ENTAILMENT["id2label"].items()}
-FILM, LABELS = "a good film", {"candidate_labels": ["good", "bad"]}
+FILM, PICTURE = "a good film", "image.png"
+LABELS = {"candidate_labels": ["good", "bad"]}
 TASKS = {  # model type, class, config, input and options
     "feature-extraction": ("bert", "BertModel", TEXT, FILM, {}),
     "text-classification": ("bert", "BertForSequenceClassification", TEXT, FILM, {}),
@@ -27,23 +28,23 @@ TASKS = {  # model type, class, config, input and options
     "zero-shot-classification": ("bert", "BertForSequenceClassification", TEXT | ENTAILMENT, FILM, LABELS),
     "fill-mask": ("bert", "BertForMaskedLM", TEXT, "a [MASK] film", {}),
     "text-generation": ("llama", "LlamaForCausalLM", TEXT, FILM, {"max_new_tokens": 4, "do_sample": False}),
-    "image-classification": ("vit", "ViTForImageClassification", IMAGE, "image.png", {}),
-    "image-feature-extraction": ("vit", "ViTModel", IMAGE, "image.png", {}),
+    "image-classification": ("vit", "ViTForImageClassification", IMAGE, PICTURE, {}),
+    "image-feature-extraction": ("vit", "ViTModel", IMAGE, PICTURE, {}),
     "object-detection": (
-        "yolos", "YolosForObjectDetection", IMAGE | {"image_size": [16, 16]}, "image.png", {"threshold": 0.0},
+        "yolos", "YolosForObjectDetection", IMAGE | {"image_size": [16, 16]}, PICTURE, {"threshold": 0.0},
     ),
     "zero-shot-image-classification": (
-        "clip", "CLIPModel", {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 8}, "image.png", LABELS,
+        "clip", "CLIPModel", {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 8}, PICTURE, LABELS,
     ),
 }  # fmt: skip
 ALONE = """
 import json, sys
 sys.modules["hf_bidir"] = None
 from transformers import pipeline
-for task, folder, given, options in json.loads(sys.argv[1]):
+for task, folder, example, options in json.loads(sys.argv[1]):
     run = pipeline(task, folder, trust_remote_code=True, device="cpu")
     assert type(run.model).__module__.startswith("transformers_modules"), type(run.model)
-    print(json.dumps(run(given, **options), default=float))
+    print(json.dumps(run(example, **options), default=float))
 """
 
 
@@ -51,7 +52,7 @@ for task, folder, given, options in json.loads(sys.argv[1]):
 def calls(tmp_path_factory):
     """A saved signed model for each task, with what its pipeline is called with."""
     folder = tmp_path_factory.mktemp("pipelines")
-    Image.effect_noise((16, 16), 80).convert("RGB").save(folder / "image.png")
+    Image.effect_noise((16, 16), 80).convert("RGB").save(folder / PICTURE)
     tokenizer = word_tokenizer()
     size = {"height": 16, "width": 16}
     processors = {
@@ -61,31 +62,27 @@ def calls(tmp_path_factory):
         "yolos": [YolosImageProcessor(size=size, do_pad=False)],
         "clip": [tokenizer, CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size)],
     }
-    found = []
-    for task, (kind, name, fields, given, options) in TASKS.items():
+    cases = []
+    for task, (kind, name, fields, example, options) in TASKS.items():
         torch.manual_seed(0)
         model = getattr(transformers, name)(AutoConfig.for_model(kind, **fields))
         for part in (signed(model.eval()), *processors[kind]):
             part.save_pretrained(folder / task)
-        found.append((task, str(folder / task), str(folder / given) if given.endswith(".png") else given, options))
-    return found
+        if example == PICTURE:
+            example = str(folder / PICTURE)
+        cases.append((task, str(folder / task), example, options))
+    return cases
 
 
-def rounded(answer):
-    if isinstance(answer, dict):
-        return {name: rounded(value) for name, value in answer.items()}
-    if isinstance(answer, list | tuple):
-        return [rounded(value) for value in answer]
-    return round(float(answer), 3) if isinstance(answer, float) else answer
+def about(digits):
+    return pytest.approx(float(digits), abs=1e-3)
 
 
 def test_every_task_gives_the_answers_of_the_package(calls, tmp_path):
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    command = [sys.executable, "-I", "-c", ALONE, json.dumps(calls)]
-    done = run_warm(command, environment, tmp_path, 300)
+    done = run_warm([sys.executable, "-I", "-c", ALONE, json.dumps(calls)], environment, tmp_path, 300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "is not supported for" not in done.stderr  # what a pipeline says of a class that its tables lack
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    for (task, folder, given, options), answer in zip(calls, answers, strict=True):
-        expected = json.loads(json.dumps(pipeline(task, folder, device="cpu")(given, **options), default=float))
-        assert rounded(answer) == rounded(expected), task
+    for (task, folder, example, options), line in zip(calls, done.stdout.splitlines(), strict=True):
+        expected = json.dumps(pipeline(task, folder, device="cpu")(example, **options), default=float)
+        assert json.loads(line) == json.loads(expected, parse_float=about), task

@@ -8,61 +8,49 @@ import litserve
 import pydantic
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import pipeline
 
 from hf_bidir import signed
 from tests.tiny_models import stock_model, word_tokenizer
 
-SCRIPT = Path(__file__).parents[2] / "docs/examples/serve.py"
+SCRIPT = str(Path(__file__).parents[2] / "docs/examples/serve.py")
 TEXTS = ["a good film", "bad", "a bad bad film good", "film"]
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """A signed classifier, and a folder of sentence-transformers with a signed model, on the same words."""
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    folder = tmp_path_factory.mktemp("served")
-    for name, stock in (("classifier", stock_model("bert")), ("encoder", stock_model("bert").bert)):
-        for part in (signed(stock), word_tokenizer()):
-            part.save_pretrained(folder / name)
-    sentence_transformers.SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "sentences"))
-    return folder
-
-
 @pytest.fixture
-def served(monkeypatch):
-    """Runs the script with options up to the start of the server; returns the API of that server, and its address."""
+def served(tmp_path, monkeypatch):
+    """Runs the script for a model, up to the start of the server: the folder, the API and the port."""
 
-    def start(*words):
-        started = []
-        monkeypatch.setattr(litserve.LitServer, "run", lambda server, **options: started.append((server, options)))
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, words)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-        ((server, options),) = started
+    def start(model, *words):
+        for part in (signed(model), word_tokenizer()):
+            part.save_pretrained(tmp_path)
+        servers = []
+        monkeypatch.setattr(litserve.LitServer, "run", lambda server, port, **_: servers.append((server, port)))
+        monkeypatch.setattr(sys, "argv", [SCRIPT, str(tmp_path), "--device", "cpu", *words])
+        runpy.run_path(SCRIPT, run_name="__main__")
+        ((server, port),) = servers
         api = server.litapi_connector.lit_apis[0]
         api.setup("cpu")
-        return api, options
+        return str(tmp_path), api, port
 
     return start
 
 
-def test_texts_that_come_together_get_the_classes_of_the_pipeline(checkpoints, served):
-    api, options = served(checkpoints / "classifier", "--device", "cpu", "--batch", "4", "--port", "8123")
-    assert (api.max_batch_size, options["port"]) == (4, 8123)
+def test_texts_that_come_together_get_the_classes_of_the_pipeline(served):
+    folder, api, port = served(stock_model("bert"), "--batch", "4", "--port", "8123")
+    assert (api.max_batch_size, port) == (4, 8123)
     request = api.decode_request.__annotations__["request"]
     texts = [api.decode_request(request(text=text)) for text in TEXTS]
     answers = [api.encode_response(answer) for answer in api.predict(texts)]
-    expected = pipeline("text-classification", str(checkpoints / "classifier"))(TEXTS)
-    assert [answer["label"] for answer in answers] == [answer["label"] for answer in expected]
-    assert [answer["score"] for answer in answers] == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
+    for answer, expected in zip(answers, pipeline("text-classification", folder)(TEXTS), strict=True):
+        assert answer == {"label": expected["label"], "score": pytest.approx(expected["score"], abs=1e-5)}
     with pytest.raises(pydantic.ValidationError):  # a request of another form, before it joins a batch
         request(text=["a good film"])
 
 
-def test_embeddings_are_those_of_the_model(checkpoints, served):
-    from sentence_transformers import SentenceTransformer
-
-    api, _ = served(checkpoints / "sentences", "--embed", "--device", "cpu")
-    got = torch.tensor([answer["embedding"] for answer in api.predict(TEXTS)])
-    expected = SentenceTransformer(str(checkpoints / "sentences"), device="cpu").encode(TEXTS)
-    torch.testing.assert_close(got, torch.tensor(expected), atol=1e-5, rtol=1e-4)
+def test_embeddings_are_those_of_the_model(served):
+    folder, api, _ = served(stock_model("bert").bert, "--embed")
+    embeddings = torch.tensor([answer["embedding"] for answer in api.predict(TEXTS)])
+    expected = SentenceTransformer(folder, device="cpu").encode(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(embeddings, expected, atol=1e-5, rtol=1e-4)

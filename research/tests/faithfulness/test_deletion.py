@@ -71,21 +71,6 @@ def test_comprehensiveness_and_sufficiency_are_means_over_shares_and_areas_integ
         torch.testing.assert_close(measure(model, batch, scores), whole - curve.mean(0))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shares": [1.5]}, r"shares in \[0, 1\], got 'deletion' and \[1.5\]"),
-        ({"how": "erasure"}, 'expected how "deletion" or "insertion" .* got \'erasure\''),
-        ({"scores": torch.full((3, 7), torch.nan)}, "expected finite scores"),
-        ({"scores": torch.zeros(3, 5)}, r"expected scores \[batch, length\] = \(3, 7\), got \(3, 5\)"),
-    ],
-)
-def test_bad_input_is_one_error(change, message):
-    arguments = {"scores": torch.zeros(3, 7), "shares": [0.5], "how": "deletion"} | change
-    with pytest.raises(ValueError, match=message):
-        prediction_curve(pooling(), texts(), **arguments)
-
-
 MASK = 4
 
 
