@@ -24,14 +24,12 @@ hf-bidir explain FOLDER "The film was" shows what supports and opposes the next 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from transformers import default_data_collator, set_seed
 
 from hf_bidir import BidirLlamaConfig
 from hf_bidir.cli.script import Options, parse, run_script
-from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import BlockArguments, HealingArguments, ModelArguments, ScheduleArguments, option
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, fit_max_length, read_documents
@@ -59,21 +57,8 @@ class CausalModelArguments(ModelArguments):
     hidden_size: int = option(192, "From scratch: the width of the model.")
     num_hidden_layers: int = option(6, "From scratch: the number of layers.")
     num_attention_heads: int = option(6, "From scratch: the number of heads; must divide hidden_size.")
-    num_key_value_heads: int | None = option(
-        None, "From scratch: the number of key and value heads; must divide num_attention_heads, which is the default."
-    )
     dropout: float = option(0.0, "From scratch: dropout of attention coefficients.")
     vocab_size: int = option(4096, "From scratch: the size of the byte-level vocabulary.")
-
-    def __post_init__(self) -> None:
-        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
-        if key_heads is not None and (key_heads < 1 or heads % key_heads):
-            raise InputError(f"expected num_key_value_heads to divide num_attention_heads {heads}; got {key_heads}")
-        if (self.hidden_size // heads) % 2:
-            raise InputError(
-                f"expected heads of an even width, for rotary positions; hidden_size {self.hidden_size} and "
-                f"num_attention_heads {heads} give {self.hidden_size // heads}"
-            )
 
 
 @dataclass
@@ -103,19 +88,16 @@ def main(options: Options = None) -> dict[str, Any]:
         config = checkpoint_config(HEAD, shape, names=[])
         tokenizer = saved_tokenizer(source, config)
     else:
-        fields = {"num_key_value_heads": shape.num_key_value_heads, "max_position_embeddings": data.block_size}
-        configure = partial(scratch_config, BidirLlamaConfig, shape, [], **fields)
-        configure()  # refuses bad options before the vocabulary is trained
-        size = {"vocab_size": shape.vocab_size, "max_length": data.block_size}
-        tokenizer = train_byte_level(splits.train["text"][:], **size)
+        tokenizer = train_byte_level(splits.train["text"][:], vocab_size=shape.vocab_size, max_length=data.block_size)
+        sizes = {"max_position_embeddings": data.block_size, "vocab_size": len(tokenizer)}
         ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        config = configure(vocab_size=len(tokenizer), **ends)
+        config = scratch_config(BidirLlamaConfig, shape, names=[], **sizes, **ends)
     set_seed(args.seed)
     model = build_model(HEAD, shape, config)
     # not in the config, where the model would keep the embedding of this token, which ends a text, at 0
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     check_reads_no_future(model, source)
-    fit_max_length(data, args.typed, model, source, option="block_size")
+    fit_max_length(data, model, option="block_size")
 
     splits = sampled(cut_into_blocks(splits, tokenizer, data.block_size), data)
     trainer = CausalTrainer(
@@ -127,7 +109,7 @@ def main(options: Options = None) -> dict[str, Any]:
         data_collator=default_data_collator,
     )
     run = Run(trainer, "text-generation", data, splits, schedule)
-    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    results = run.train_and_save(centre=starts_as_softmax(source))
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results

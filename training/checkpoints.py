@@ -41,13 +41,9 @@ from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.card import read_card
 from hf_bidir.common.files import PREVIOUS, RECORD, read_json, replacing, save_figure, write_json
 from hf_bidir.explain import explain, load_checkpoint
-from hf_bidir.finetune.arguments import ImageDataArguments
-from hf_bidir.finetune.data.image_data import IMAGE, read_image_splits
-from hf_bidir.finetune.data.splits import selected
-from hf_bidir.finetune.record import RESULTS, is_finished, read_record
-from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.finetune.record import RESULTS, is_finished
 from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
-from hf_bidir.hub.evaluate import EVALUATION
+from hf_bidir.hub.evaluate import EVALUATION, evaluate_checkpoint, read_examples
 from hf_bidir.hub.files import MODULES, matching
 from hf_bidir.hub.push import write_code
 from training import distill
@@ -149,10 +145,10 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
     """Train, evaluate and describe both checkpoints of a pair."""
     seeds, test = list(range(pair.seeds)), pair.test_file(options.data_dir)
     scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.checkpoints}
+    described = {name: {"name": name, "scores": _by_metric(scores[name])} for name in pair.checkpoints}
     for name, counterpart in zip(pair.checkpoints, pair.checkpoints[::-1], strict=True):
         folder = RUNS / name
-        columns = {"this": name, "counterpart": counterpart}
-        runs = {column: {"name": run, "scores": _by_metric(scores[run])} for column, run in columns.items()}
+        runs = {"this": described[name], "counterpart": described[counterpart]}
         write_json(folder / "seeds.json", {"seeds": seeds, "note": pair.note, **runs})
         note_comparison(folder, pair)
         if pair.half:
@@ -185,10 +181,8 @@ def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None
     """Train a checkpoint by its recipe, or heal its counterpart of the same seed, which is trained first."""
     counterpart = pair.checkpoints[1]
     heals = pair.healed and name != counterpart
-    files = dict(pair.files) if options.data_dir else {}
     if heals:
         trained(counterpart, pair, seed, options)
-        files.pop("test_file", None)
         main, recipe = distill.main, read_recipe(RECIPES / f"{pair.name}-healed.yaml")
         recipe["model_name_or_path"] = run_folder(counterpart, seed)
     else:
@@ -196,13 +190,16 @@ def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None
         recipe = read_recipe(RECIPES / f"{name}.yaml") | {"license": LICENSE}
         if options.minilm and ENCODER in name:
             recipe["model_name_or_path"] = options.minilm
-    recipe |= {option: options.data_dir / str(pair.data) / file for option, file in files.items()}
+    if options.data_dir and pair.data:
+        recipe |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
+        if heals:
+            del recipe["test_file"]
     recipe |= {"seed": seed, "output_dir": run_folder(name, seed)}
     main(recipe | pair.options.get(name, {}))
 
 
-def make_encoder(options: argparse.Namespace, chosen: dict[str, Any] | None = None) -> None:
-    """Heal the pretrained MiniLM, and save it in half precision; `chosen` are further options of its run."""
+def make_encoder(options: argparse.Namespace) -> None:
+    """Heal the pretrained MiniLM, and save it in half precision."""
     name = f"{ENCODER}-tanhmax"
     if not is_finished(RUNS / name):
         recipe = read_recipe(RECIPES / f"{ENCODER}-healed.yaml") | {"output_dir": RUNS / name, "bf16": True}
@@ -212,7 +209,7 @@ def make_encoder(options: argparse.Namespace, chosen: dict[str, Any] | None = No
         if options.data_dir:
             recipe["train_file"] = [options.data_dir / file for file in HEALING_TEXTS]
             recipe["validation_file"] = [options.data_dir / file for file in HELD_OUT_TEXTS]
-        distill.main(recipe | (chosen or {}))
+        distill.main(recipe)
     save_in_half_precision(RUNS / name)
     write_card(RUNS / name)
     print(f"Copied: {publish_card(RUNS / name)}")
@@ -246,9 +243,8 @@ def draw_explanation(folder: Path, test: str | None) -> None:
     model, processor = load_checkpoint(folder)
     shown: Any = SENTENCE if kind_of(model).task == "text-classification" else PROMPT
     if model.main_input_name == "pixel_values":
-        data = ImageDataArguments(dataset_name=read_record(folder)["recipe"].get("dataset_name"))
-        rows = selected(IMAGE.read(test), "test", data, IMAGE) if test else read_image_splits(data).test
-        shown = rows[0]["image"]
+        examples, _, _ = read_examples(model, folder, test, "test", {})
+        shown = examples[0]["image"]
         shown.save(folder / EXAMPLE_IMAGE)
     save_figure(explain(model, processor, shown, METHOD).plot(), folder / "explanation.png")
 
@@ -260,9 +256,11 @@ def publish_card(folder: Path) -> Path:
     for name, file in matching(target, ("*", "*/*")).items():  # from an earlier run
         if name != "README.md":  # with what a person added to the card
             file.unlink()
-    weights = [*folder.glob("*.safetensors")]
-    committed = folder.name in LARGE or sum(file.stat().st_size for file in weights) < SMALL
-    patterns = (*SHOWN, *MODULES, "*.safetensors") if committed else (*SHOWN, *MODULES)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    committed = folder.name in LARGE or size < SMALL
+    patterns: tuple[str, ...] = (*SHOWN, *MODULES)
+    if committed:
+        patterns += ("*.safetensors",)
     for name, file in matching(folder, patterns).items():
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target / name)
@@ -308,10 +306,10 @@ def _row_of(folder: Path) -> list[str]:
     result = read_card(folder / "README.md").data.eval_results[0]
     metric, value = result.metric_name or result.metric_type, result.metric_value
     scores = read_json(folder / "seeds.json").get("this", {}).get("scores", {}).get(metric, [value])
-    evaluation = read_json(folder / EVALUATION)
-    share, without = "–", "–"
+    evaluation, share, without = read_json(folder / EVALUATION), "–", "–"
     if evaluation.get("negative_share") is not None:
-        share, without = f"{evaluation['negative_share']:.1%}", f"{evaluation[f'{metric}_without_negatives']:.4f}"
+        share = f"{evaluation['negative_share']:.1%}"
+        without = f"{evaluation[f'{metric}_without_negatives']:.4f}"
     return [
         f"[{folder.name}]({folder.name}/README.md)",
         result.task_type,

@@ -101,7 +101,7 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         preprocess_logits_for_metrics=predicted_classes,
     )
     run = Run(trainer, "image-classification", data, splits, schedule)
-    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    results = run.train_and_save(centre=starts_as_softmax(source))
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results

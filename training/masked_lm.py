@@ -31,7 +31,6 @@ from hf_bidir.finetune.arguments import (
     HealingArguments,
     ScheduleArguments,
     UnlabelledTextArguments,
-    check_share,
     option,
 )
 from hf_bidir.finetune.data.splits import sampled
@@ -51,10 +50,6 @@ class MaskedTextArguments(UnlabelledTextArguments):
 
     mask_share: float = option(0.15, "The share of tokens to mask, between 0 and 1.")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(mask_share=self.mask_share)
-
 
 OPTIONS = (MaskedTextArguments, AdapterArguments, ScheduleArguments, HealingArguments)
 
@@ -73,7 +68,7 @@ def main(options: Options = None) -> dict[str, Any]:
         raise InputError(f"the tokenizer of {source} has no mask token; choose a masked language model")
     set_seed(args.seed)
     model = build_model(HEAD, start, config)
-    fit_max_length(data, args.typed, model, source)
+    fit_max_length(data, model)
     splits = sampled(cut_into_snippets(read_documents(data), tokenizer, data.max_length), data)
 
     trainer = SignedTrainer(
@@ -87,7 +82,7 @@ def main(options: Options = None) -> dict[str, Any]:
         preprocess_logits_for_metrics=predicted_classes,
     )
     run = Run(trainer, "masked-lm", data, splits, schedule)
-    results = run.train_and_save(centre=start.centre and starts_as_softmax(source))
+    results = run.train_and_save(centre=starts_as_softmax(source))
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results

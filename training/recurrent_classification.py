@@ -79,7 +79,7 @@ def main(options: Options = None) -> dict[str, Any]:
         tokenizer.truncation_side = data.truncation_side  # saved with the tokenizer
     set_seed(args.seed)
     model = build_model(HEAD, shape, config)
-    fit_max_length(data, args.typed, model, source)
+    fit_max_length(data, model)
 
     splits = tokenize(splits, tokenizer, data.max_length)
     trainer = SignedTrainer(
@@ -93,7 +93,7 @@ def main(options: Options = None) -> dict[str, Any]:
         preprocess_logits_for_metrics=predicted_classes,
     )
     run = Run(trainer, "text-classification", data, splits, schedule)
-    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    results = run.train_and_save(centre=starts_as_softmax(source))
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results

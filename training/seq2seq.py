@@ -120,7 +120,7 @@ def main(options: Options = None) -> dict[str, Any]:
     model = build_model(HEAD, shape, config)
     if data.source_prefix:
         model.config.prefix = data.source_prefix  # the field in which T5 checkpoints keep theirs
-    fit_max_length(data, args.typed, model, source)
+    fit_max_length(data, model)
     longest_target = data.max_target_length or data.max_length
     model.generation_config.max_length = longest_target + 1  # plus the start token
 
@@ -135,7 +135,7 @@ def main(options: Options = None) -> dict[str, Any]:
         compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
     )
     run = Run(trainer, "text2text-generation", data, splits, schedule)
-    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    results = run.train_and_save(centre=starts_as_softmax(source))
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results

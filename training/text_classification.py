@@ -29,7 +29,6 @@ import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from transformers import DataCollatorWithPadding, set_seed
@@ -85,17 +84,16 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         tokenizer = saved_tokenizer(source, config)
         know_padding(config, tokenizer)
     else:
-        configure = partial(scratch_config, BidirBertConfig, shape, splits.names, pad_token_id=0)
-        configure(max_position_embeddings=data.max_length)  # refuses bad options before the vocabulary is trained
         tokenizer = train_wordpiece(
             splits.train["text"][:], vocab_size=shape.vocab_size, max_length=data.max_length, lowercase=shape.lowercase
         )
-        config = configure(max_position_embeddings=data.max_length, vocab_size=len(tokenizer))
+        sizes = {"max_position_embeddings": data.max_length, "vocab_size": len(tokenizer)}
+        config = scratch_config(BidirBertConfig, shape, splits.names, pad_token_id=0, **sizes)
     if data.truncation_side:
         tokenizer.truncation_side = data.truncation_side  # saved with the tokenizer
     set_seed(args.seed)
     model = build_model(HEAD, shape, config)
-    fit_max_length(data, args.typed, model, source)
+    fit_max_length(data, model)
 
     splits = tokenize(splits, tokenizer, data.max_length)
     trainer = trainer_class(
@@ -109,7 +107,7 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
         preprocess_logits_for_metrics=predicted_classes,
     )
     run = Run(trainer, "text-classification", data, splits, schedule)
-    results = run.train_and_save(centre=shape.centre and starts_as_softmax(source))
+    results = run.train_and_save(centre=starts_as_softmax(source))
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results

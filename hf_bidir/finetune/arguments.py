@@ -15,20 +15,6 @@ def option(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
 
 
-def check_at_least(least: float, **values: float | None) -> None:
-    """Raise InputError for an option below `least`; None is allowed."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise InputError(f"expected {name} of at least {least}; got {value}")
-
-
-def check_share(**values: float) -> None:
-    """Raise InputError for an option that is not between 0 and 1."""
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise InputError(f"expected {name} between 0 and 1; got {value}")
-
-
 @dataclass
 class SourceArguments:
     """A data set by name, and what is held out of it; files, which override it, are options of sub-classes."""
@@ -40,21 +26,16 @@ class SourceArguments:
     validation_share: float = option(
         0.1, "Share of the training data held out, stratified by class, if there is no validation split."
     )
-    split_seed: int = option(0, "Seed for choosing the held-out examples and samples, independent of --seed.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
     drop_bad_rows: bool = option(
         False, "Leave out rows without readable input or label, or of unusable classes; default: an error lists them."
     )
 
     @property
-    def files(self) -> dict[str, Any]:
-        """The file, or files, of each split that has one."""
-        names = ("train", "validation", "test")
-        return {name: file for name in names if (file := getattr(self, f"{name}_file", None))}
-
-    def __post_init__(self) -> None:
-        check_at_least(1, max_train_samples=self.max_train_samples)
-        check_share(validation_share=self.validation_share)
+    def files(self) -> dict[str, list[str]]:
+        """The files of each split that has some."""
+        named = {name: getattr(self, f"{name}_file", None) for name in ("train", "validation", "test")}
+        return {name: [files] if isinstance(files, str) else files for name, files in named.items() if files}
 
 
 @dataclass
@@ -107,10 +88,6 @@ class PairDataArguments(DataArguments):
         None, "Maximum tokens of a target, including its end, and of generated text; default: max_length."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(2, max_length=self.max_length)
-
 
 @dataclass
 class ImageColumnArguments:
@@ -137,10 +114,6 @@ class UnlabelledDataArguments(SourceArguments):
     max_eval_samples: int | None = option(500, "Evaluate on a random sample of this many blocks, snippets or images.")
     text_column: str | None = option(None, "The column with the text; default: text or sentence.")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, max_eval_samples=self.max_eval_samples)
-
 
 @dataclass
 class BlockArguments(UnlabelledDataArguments):
@@ -154,25 +127,21 @@ class BlockArguments(UnlabelledDataArguments):
         choices=["line", "paragraph", "document"],
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(3, block_size=self.block_size)
-
 
 @dataclass
 class UnlabelledTextArguments(UnlabelledDataArguments):
     """Data options of training on plain text."""
 
-    max_length: int = option(64, "Texts are cut into snippets of at most this many tokens.")
+    max_length: int = option(
+        64, "Texts are cut into snippets of at most this many tokens; in healing, those of a model that generates text "
+        "are joined first.",
+    )  # fmt: skip
 
 
 @dataclass
 class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
     """Data options of distillation, on texts or on images."""
 
-    max_length: int = option(
-        64, "Texts are cut into snippets of at most this many tokens; joined first for a model that generates text."
-    )
     max_eval_samples: int | None = option(200, "Evaluate on a random sample of this many snippets, blocks or images.")
 
 
@@ -195,11 +164,6 @@ class PretrainedArguments:
     license: str | None = option(None, "For the model card: licence of the initial weights, such as apache-2.0.")
     attn_implementation: str | None = option(
         None, "Backend: sdpa (default: an exact one by device and dtype), eager, fused or another of docs/models.md."
-    )
-    centre: bool = option(
-        True,
-        "Subtraction of mean keys and values before a softmax checkpoint gets negative mass, which leaves the softmax "
-        "model's outputs unchanged; --no_centre skips this.",
     )
 
 
@@ -231,9 +195,7 @@ class ModelArguments(AdapterArguments):
     intermediate_size: int = option(512, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
     initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
-    attn_scope: str = option(
-        "global", "From scratch: the scope, global or window (attn_window positions).", choices=["global", "window"]
-    )
+    attn_scope: str = option("global", "From scratch: the scope, global or window (attn_window positions).")
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 
 
@@ -252,19 +214,12 @@ class ScheduleArguments:
     negative_mass_end: float | None = option(None, "Final negative mass; default: 1.")
 
 
-ALL_ROWS = "metrics are computed from all rows of a split at once"
 ROUNDED = "the weights that are evaluated would be rounded, and saved so"
 NOT_SUPPORTED = {  # options of TrainingArguments that change what an evaluation sees, or what a run resumes
-    "prediction_loss_only": "the metrics of a run need predictions",
-    "eval_do_concat_batches": ALL_ROWS,
-    "batch_eval_metrics": ALL_ROWS,
-    "eval_use_gather_object": ALL_ROWS,
     "dataloader_drop_last": "an evaluation would lose rows too",
     "dataloader_persistent_workers": "every split would be evaluated on the rows of the first",
-    "label_names": "batches have labels under one name",
     "fp16_full_eval": ROUNDED,
     "bf16_full_eval": ROUNDED,
-    "past_index": "examples do not depend on each other",  # in older versions
     "resume_from_checkpoint": "an interrupted run in --output_dir continues by itself",
 }
 
@@ -289,10 +244,8 @@ class RunArguments(TrainingArguments):
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(32, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(64, "Evaluation examples per process and step.")
-    eval_strategy: str = option("epoch", "When to evaluate: no, steps or epoch.", choices=["no", "steps", "epoch"])
-    save_strategy: str = option(
-        "epoch", "When to save: no, steps, epoch or best.", choices=["no", "steps", "epoch", "best"]
-    )
+    eval_strategy: str = option("epoch", "When to evaluate: no, steps or epoch.")
+    save_strategy: str = option("epoch", "When to save: no, steps, epoch or best.")
     save_total_limit: int | None = option(2, "Number of checkpoints to keep; the best one is always kept.")
     load_best_model_at_end: bool = option(True, "Load the best checkpoint at the end instead of the last one.")
     metric_for_best_model: str | None = option("accuracy", "Validation metric that selects the best checkpoint.")
@@ -306,22 +259,21 @@ class RunArguments(TrainingArguments):
     group_by_length: bool = option(
         False, "Batch texts of similar length together: less padding and faster, but less random batches."
     )
-    use_cpu: bool = option(False, "Compute on the CPU even if there is a GPU.")
     bf16: bool | None = option(None, "bfloat16 mixed precision; default: on a GPU that supports it.")
     report_to: str | None = option("none", "Further loggers, which also get λ: tensorboard, wandb, ...")
 
     def __post_init__(self) -> None:
-        known = TrainingArguments.__dataclass_fields__
         for name, reason in NOT_SUPPORTED.items():
-            if name in known and (value := getattr(self, name)) != known[name].default:
-                raise InputError(f"--{name} {value} is not supported, because {reason}; leave it out")
+            if getattr(self, name):
+                raise InputError(f"--{name} is not supported, because {reason}; leave it out")
+        if not torch.cuda.is_available():
+            self.dataloader_pin_memory = False
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                # otherwise accelerate, with a CUDA build of torch, joins no process group: each would train alone
+                self.use_cpu = True
         if self.bf16 is None:
             on_gpu = torch.cuda.is_available() and not self.use_cpu
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
-        if not torch.cuda.is_available():
-            self.dataloader_pin_memory = False
-            # otherwise accelerate, with a CUDA build of torch, joins no process group: each process would train alone
-            self.use_cpu = self.use_cpu or int(os.environ.get("WORLD_SIZE", "1")) > 1
         # transformers accepts a share in warmup_steps
         self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0  # type: ignore[has-type]  # inherited
         self.warmup_ratio = None
@@ -341,12 +293,9 @@ class HealingArguments(RunArguments):
     learning_rate: float = option(2.5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.05, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(24, "Snippets or images per process and step.")
-    eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.", choices=["no", "steps", "epoch"])
+    eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.")
     eval_steps: float | None = option(0.2, "Steps between evaluations; below 1: a share of all steps.")
-    save_strategy: str = option(
-        "steps", "When to save: no, steps, epoch or best.", choices=["no", "steps", "epoch", "best"]
-    )
+    save_strategy: str = option("steps", "When to save: no, steps, epoch or best.")
     save_steps: float = option(0.2, "Steps between checkpoints; below 1: a share of all steps.")
-    save_total_limit: int | None = option(1, "How many checkpoints to keep.")
     load_best_model_at_end: bool = option(False, "Load the best checkpoint at the end instead of the last one.")
     metric_for_best_model: str | None = option("loss", "Validation metric that selects the best checkpoint.")

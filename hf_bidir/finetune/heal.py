@@ -221,7 +221,7 @@ def healing_data(
     """
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
-            fit_max_length(data, args.typed, student, source)
+            fit_max_length(data, student)
             splits = read_documents(data)
             if student.can_generate():  # it was pretrained on joined texts, which need no padding
                 splits = cut_into_blocks(splits, processor, data.max_length, ["input_ids"])

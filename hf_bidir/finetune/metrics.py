@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import mean
 
 import numpy as np
-from sklearn.metrics import accuracy_score, f1_score, recall_score
+from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
@@ -13,19 +13,17 @@ def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[
     """A `compute_metrics` for label indices, as `predicted_classes` makes them; `names` are the classes, by index.
 
     The metrics are `accuracy`, `macro_f1` and `recall_<class name>`, each in [0, 1]. A class without an example in the
-    evaluated split has no recall and is left out.
+    evaluated split has no recall and is left out. The Trainer turns numbers of numpy into floats.
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
         truth, predicted = evaluation.label_ids, evaluation.predictions
         metrics = {
-            "accuracy": float(accuracy_score(truth, predicted)),
-            "macro_f1": float(f1_score(truth, predicted, average="macro")),
+            "accuracy": accuracy_score(truth, predicted),
+            "macro_f1": f1_score(truth, predicted, average="macro"),
         }
-        present = np.unique(truth)
-        recalls = recall_score(truth, predicted, labels=present, average=None)
-        for index, recall in zip(present, recalls, strict=True):
-            metrics[f"recall_{names[index]}"] = float(recall)
+        for index in np.unique(truth):
+            metrics[f"recall_{names[index]}"] = np.mean(predicted[truth == index] == index)
         return metrics
 
     return compute
@@ -39,7 +37,7 @@ def predicted_classes(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> Te
 def masked_word_metrics(evaluation: EvalPrediction) -> dict[str, float]:
     """`masked_accuracy` in [0, 1]: the share of masked tokens (label not -100) that are predicted."""
     masked = evaluation.label_ids != -100
-    return {"masked_accuracy": float((evaluation.predictions == evaluation.label_ids)[masked].mean())}
+    return {"masked_accuracy": np.mean(evaluation.predictions[masked] == evaluation.label_ids[masked])}
 
 
 def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -51,17 +49,16 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
-        right, wrong, exact = 0, 0, 0
+        matched, tokens = [], []
         for generated, padded in zip(evaluation.predictions, evaluation.label_ids, strict=True):
             is_target = (padded != -100) & (padded != tokenizer.pad_token_id)  # the Trainer pads with either
             target = padded[is_target]
             predicted = generated[1 : 1 + len(target)]  # without the start token
             same = predicted == target[: len(predicted)]
-            matched = int((same & (predicted != tokenizer.unk_token_id)).sum())
-            right += matched
-            wrong += len(target) - matched
-            exact += matched == len(target)  # the last token of a target is the end token
-        return {"exact_match": exact / len(evaluation.label_ids), "token_accuracy": right / (right + wrong)}
+            matched.append(np.sum(same & (predicted != tokenizer.unk_token_id)))
+            tokens.append(len(target))
+        exact = np.equal(matched, tokens)  # the last token of a target is the end token
+        return {"exact_match": exact.mean(), "token_accuracy": sum(matched) / sum(tokens)}
 
     return compute
 

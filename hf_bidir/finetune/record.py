@@ -147,7 +147,7 @@ def _source(name: str, data: SourceArguments) -> dict[str, str]:
     files = data.files.get(name, data.files.get("train"))  # held-out rows come from the training file
     if files is None:
         return {"source": _without_places("dataset_name", data.dataset_name).removeprefix(PLACE)}
-    return source_of([Path(file) for file in ([files] if isinstance(files, str) else files)])
+    return source_of([Path(file) for file in files])
 
 
 def source_of(paths: list[Path]) -> dict[str, str]:

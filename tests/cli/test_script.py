@@ -45,9 +45,7 @@ def test_warmup_is_a_share_of_the_steps_in_every_version_of_transformers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prediction_loss_only": True}, "--prediction_loss_only True is not supported"),
-        ({"max_train_samples": 0}, "max_train_samples of at least 1; got 0"),
-        ({"validation_share": 1.5}, "validation_share between 0 and 1; got 1.5"),
+        ({"resume_from_checkpoint": "runs/mine"}, "--resume_from_checkpoint is not supported"),
         ({"sed": 1}, '--sed=1.*"--seed"'),
         (["--max_stepz", "3"], '--max_stepz 3.*"--max_steps"'),
         (["--helpp"], '--helpp.*"--help"'),

@@ -5,17 +5,11 @@ import pytest
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import NOT_SUPPORTED, RunArguments
 
-OTHER_VALUES = {
-    "eval_do_concat_batches": False, "label_names": ["label"], "past_index": 0, "resume_from_checkpoint": "a folder",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("option", NOT_SUPPORTED)
 def test_an_option_that_would_change_what_an_evaluation_sees_is_refused_by_its_name(option):
-    if option not in RunArguments.__dataclass_fields__:
-        pytest.skip("this version of transformers does not have it")
     with pytest.raises(InputError, match=f"--{option}"):
-        RunArguments(output_dir="unused", use_cpu=True, **{option: OTHER_VALUES.get(option, True)})
+        RunArguments(output_dir="unused", use_cpu=True, **{option: True})
 
 
 @pytest.mark.parametrize(("metric", "greater"), [("accuracy", True), ("perplexity", False), ("relative_error", False)])

@@ -1,18 +1,19 @@
 """The published checkpoints: what `make checkpoints` writes, and what is committed of it."""
 
-import json
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.results import read_results
 from tests.training.checkpoints_of_others import checkpoint_of
+from tests.training.conftest import few_digits, read
 from training import checkpoints
 from training.checkpoints import CARDS, PAIRS, Pair
 
@@ -36,28 +37,25 @@ def place(tmp_path_factory):
 def made(place):
     """A pair trained for two steps with two seeds, its runs and its cards."""
     pair = Pair("digits", "image_classification", options=dict.fromkeys(NAMES, BRIEF), seeds=2)
-    checkpoints.make(pair, OPTIONS)
-    return pair, place / "runs", place / "cards"
-
-
-def read(folder: Path, name: str) -> dict:
-    return json.loads((folder / name).read_text(encoding="utf-8"))
+    with few_digits():
+        checkpoints.make(pair, OPTIONS)
+    return place / "runs", place / "cards"
 
 
 def test_every_card_agrees_with_its_numbers_and_was_verified(made):
     for name in NAMES:
-        assert card_differences(made[2] / name) == []
-        assert "Verified: `hf-bidir evaluate` measured the same numbers" in (made[2] / name / "README.md").read_text()
+        assert card_differences(made[1] / name) == []
+        assert "Verified: `hf-bidir evaluate` measured the same numbers" in (made[1] / name / "README.md").read_text()
 
 
 def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(made):
-    _, runs, cards = made
-    folders = {name: (runs / name, runs / "seeds" / f"{name}-seed1") for name in NAMES}
-    seeds = read(cards / "digits-tanhmax", "seeds.json")
+    runs, cards = made
+    seeds = read(cards / "digits-tanhmax/seeds.json")
     for column, name in zip(("this", "counterpart"), NAMES, strict=True):
-        accuracy = [read(run, "evaluation.json")["scores"]["accuracy"] for run in folders[name]]
+        folders = (runs / name, runs / f"seeds/{name}-seed1")
+        accuracy = [read(folder / "evaluation.json")["scores"]["accuracy"] for folder in folders]
         assert (seeds[column]["name"], seeds[column]["scores"]["accuracy"]) == (name, accuracy)
-    assert read(folders["digits-tanhmax"][1], "run.json")["seed"] == 1
+    assert read(runs / "seeds/digits-tanhmax-seed1/run.json")["seed"] == 1
     means = {name: f"{mean(seeds[name]['scores']['accuracy']):.4f} ± " for name in ("this", "counterpart")}
     card = (cards / "digits-tanhmax/README.md").read_text(encoding="utf-8")
     assert f"Accuracy of 2 seeds (mean ± standard deviation): {means['this']}" in card
@@ -65,7 +63,7 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
 
 
 def test_small_weights_and_the_code_that_loads_them_lie_beside_their_card(made):
-    files = {file.name for file in (made[2] / "digits-tanhmax").iterdir()}
+    files = {file.name for file in (made[1] / "digits-tanhmax").iterdir()}
     assert {"model.safetensors", "config.json", "preprocessor_config.json", "explanation.png"} <= files
     assert "modeling_bidir.py" in files
 
@@ -83,22 +81,29 @@ def test_a_committed_checkpoint_has_the_score_of_its_card(name):
     assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360
 
 
-def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_path, place):
-    words, runs, cards = checkpoints.SENTENCE.split(), place / "runs", place / "cards"
+def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(monkeypatch):
+    trained, recipes = [], []
+    monkeypatch.setattr(checkpoints, "trained", lambda name, pair, seed, options: trained.append((name, seed)))
+    monkeypatch.setattr(checkpoints.distill, "main", recipes.append)
+    checkpoints.train("sst2-minilm-tanhmax", PAIRS["sst2-minilm"], 1, OPTIONS)
+    assert trained == [("sst2-minilm-softmax", 1)]
+    assert recipes[0]["model_name_or_path"] == checkpoints.run_folder("sst2-minilm-softmax", 1)
+
+
+def test_the_card_of_a_healed_checkpoint_has_the_scores_of_its_file_in_half_precision(tmp_path, place):
+    words, folder = checkpoints.SENTENCE.split(), place / "cards/sst2-minilm-tanhmax"
     (tmp_path / "sst2").mkdir()
     for split in ("train", "validation", "test"):
         rows = {"text": [f"{words[row % 5]} {words[row % 7]}" for row in range(120)], "label": [0, 1] * 60}
         Dataset.from_dict(rows).to_parquet(str(tmp_path / f"sst2/{split}.parquet"))
     minilm = checkpoint_of("Roberta", tmp_path / "minilm", words=checkpoints.SENTENCE)
-    brief = {"max_steps": 2, "use_cpu": True, "eval_strategy": "no", "save_strategy": "no"}
-    options = {"sst2-minilm-tanhmax": brief, "sst2-minilm-softmax": brief | {"model_name_or_path": minilm}}
-    pair = replace(PAIRS["sst2-minilm"], seeds=2, options=options)
-    given = Namespace(data_dir=tmp_path, minilm=None)
-    checkpoints.make(pair, given)
-    later = read(runs / "seeds/sst2-minilm-tanhmax-seed1", "run.json")
-    assert later["recipe"]["model_name_or_path"] == "path/to/sst2-minilm-softmax-seed1"
-    card = (cards / "sst2-minilm-tanhmax/README.md").read_text(encoding="utf-8")
-    assert card_differences(cards / "sst2-minilm-tanhmax") == []
-    accuracy = read(cards / "sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
-    assert f"**Accuracy {accuracy:.4f}**. Test data: " in card
+    softmax = BRIEF | {"model_name_or_path": minilm, "use_cpu": True}
+    healed = BRIEF | {"use_cpu": True}
+    options = {"sst2-minilm-tanhmax": healed, "sst2-minilm-softmax": softmax}
+    pair = replace(PAIRS["sst2-minilm"], seeds=1, options=options)
+    checkpoints.make(pair, Namespace(data_dir=tmp_path, minilm=None))
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert card_differences(folder) == []
+    assert load_file(folder / "model.safetensors")["classifier.out_proj.weight"].dtype == torch.float16
+    assert f"**Accuracy {read(folder / 'evaluation.json')['scores']['accuracy']:.4f}**. Test data: " in card
     assert "converted and healed" in card

@@ -1,6 +1,5 @@
 """Healing brings a converted model close to its teacher, on texts and images, and can be resumed."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -10,13 +9,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import (
-    BertConfig,
-    BertModel,
-    BertTokenizerFast,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import BertConfig, BertModel, BertTokenizerFast, ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.layer_hooks import without_negatives
@@ -29,12 +22,13 @@ from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.heal import student_and_teacher
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
+from tests.training.conftest import read
 from training.distill import main
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RUN = shlex.split(
-    "--max_steps 40 --per_device_train_batch_size 8 --learning_rate 1e-2 --logging_steps 1 --use_cpu "
-    "--disable_tqdm true --eval_steps 20 --save_steps 20 --save_total_limit 5"
+    "--max_steps 40 --per_device_train_batch_size 8 --learning_rate 1e-2 --use_cpu --disable_tqdm true --eval_steps 20 "
+    "--save_steps 20"
 )
 WORDS = [f"w{index}" for index in range(40)]
 
@@ -43,6 +37,7 @@ def save_texts(words, file):
     generator = np.random.default_rng(0)
     texts = [" ".join(generator.choice(words, size)) for size in generator.integers(4, 12, 300)]
     Dataset.from_dict({"text": texts}).to_parquet(str(file))
+    return ["--train_file", str(file)]
 
 
 def bert_in(place):
@@ -52,8 +47,7 @@ def bert_in(place):
     BertModel(BertConfig(**SHAPE, vocab_size=45, initializer_range=0.3)).save_pretrained(folder)
     (place / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     BertTokenizerFast(str(place / "vocab.txt")).save_pretrained(folder)
-    save_texts(WORDS, place / "texts.parquet")
-    return ["--model_name_or_path", str(folder), "--train_file", str(place / "texts.parquet")]
+    return ["--model_name_or_path", str(folder), *save_texts(WORDS, place / "texts.parquet")]
 
 
 @pytest.fixture
@@ -84,29 +78,26 @@ def vit(tmp_path):
     return ["--model_name_or_path", str(folder), "--train_file", str(images)]
 
 
-def error_without_training(options, folder):
-    """The relative error of a student that is at λ = 1 from the first step and hardly trained."""
-    words = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --centre false")
-    return main([*options, *RUN, *words, "--output_dir", str(folder)])["eval_relative_error"]
-
-
 def test_healing_brings_the_student_close_to_its_teacher_at_full_negative_mass(healed, tmp_path):
     options, folder, error = healed
-    assert error < 0.5 * error_without_training(options, tmp_path / "swapped")
-    assert json.loads((folder / "config.json").read_text())["attn_negative_mass"] == 1.0
+    still = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --centre false --output_dir")
+    untrained = main([*options, *RUN, *still, str(tmp_path)])
+    assert error < 0.5 * untrained["eval_relative_error"]
+    assert read(folder / "config.json")["attn_negative_mass"] == 1.0
 
 
 def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_to_the_same_weights(
     vit, tmp_path, crash
 ):
-    options = [*vit, *RUN, "--flip", "--shift", "1"]
-    whole = main([*options, "--output_dir", str(tmp_path / "whole")])
-    assert whole["eval_relative_error"] < 0.5 * error_without_training(vit, tmp_path / "swapped")
-    again = [*options, "--output_dir", str(tmp_path / "crashed")]
-    crash(main, again, after_steps=30)
-    main(again)
-    weights, crashed = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "crashed"))
-    assert all(torch.equal(crashed[name], weight) for name, weight in weights.items())
+    brief = [*vit, *RUN, *shlex.split("--flip --shift 1 --max_steps 20 --eval_steps 10 --save_steps 10 --output_dir")]
+    main([*brief, str(tmp_path / "whole")])
+    log = read(tmp_path / "whole/checkpoint-20/trainer_state.json")["log_history"]
+    errors = [entry["eval_relative_error"] for entry in log if "eval_relative_error" in entry]
+    assert errors[-1] < errors[0]
+    crash(main, [*brief, str(tmp_path / "crashed")], after_steps=15)
+    main([*brief, str(tmp_path / "crashed")])
+    whole, crashed = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "crashed"))
+    assert all(torch.equal(crashed[name], weight) for name, weight in whole.items())
 
 
 @pytest.mark.parametrize(
@@ -117,9 +108,9 @@ def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_
     ],
 )
 def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_texts_and_matches_predictions(
-    head, words, expected, joined, bert, tmp_path
+    head, words, expected, joined, tmp_path
 ):
-    save_texts(TEXT.split(), bert[3])
+    texts = save_texts(TEXT.split(), tmp_path / "texts.parquet")
     trainers = []
 
     class Spy(DistillationTrainer):
@@ -127,8 +118,9 @@ def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_tex
             super().__init__(**kwargs)
             trainers.append(self)
 
-    options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN, *words]
-    main([*options, "--max_steps", "1", "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
+    start = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head)]
+    brief = ["--max_steps", "1", "--eval_strategy", "no", "--eval_on_start", "false"]
+    main([*start, *texts, *RUN, *words, *brief, "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
     trainer, config = trainers[0], trainers[0].model.config
     chosen = (trainer.match, config.attn_activation, config.attn_negative_mass, trainer.keep_signs)
     assert chosen == expected
@@ -178,19 +170,19 @@ def test_predictions_are_matched_by_their_divergence_and_worse_ones_without_nega
     torch.testing.assert_close(trainer.compute_loss(model, inputs), 2 * distance + 5 - further)
 
 
-def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalties(bert, tmp_path):
-    save_texts(["a", "good", "film", "and", "bad", "story"], bert[3])
+def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalties(tmp_path):
+    texts = save_texts(["a", "good", "film", "and", "bad", "story"], tmp_path / "texts.parquet")
     card = Path(__file__).parents[2] / "model_cards/sst2-rnn-softmax"
-    options = [*bert[2:], *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
+    options = [*texts, *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
     main(["--model_name_or_path", str(card), *options])
     assert open_checkpoint(tmp_path / "out").model().config.attn_activation == "tanhmax"
-    assert not json.loads((tmp_path / "out/run.json").read_text())["recipe"]["keep_signs"]
+    assert not read(tmp_path / "out/run.json")["recipe"]["keep_signs"]
 
 
 def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(healed, tmp_path):
     options, folder, error = healed
-    again = [*options, *RUN, "--model_name_or_path", str(folder), "--learning_rate", "3e-3", "--keep_signs", "false"]
-    again += ["--output_dir", str(tmp_path / "more")]
+    again = ["--model_name_or_path", str(folder), "--learning_rate", "3e-3", "--keep_signs", "false"]
+    again = [*options, *RUN, *again, "--output_dir", str(tmp_path)]
     with pytest.raises(InputError, match="--teacher_name_or_path"):
         main(again)
     with pytest.raises(InputError, match="was trained with tanhmax, which cannot become balanced"):
@@ -198,18 +190,24 @@ def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(healed, tm
     assert main([*again, "--teacher_name_or_path", options[1]])["eval_relative_error"] < error
 
 
-@pytest.mark.parametrize("family", ["GPT2", "Dinov2", "Electra"])
+EMBEDDINGS = {
+    "GPT2": {"wte", "wpe"},
+    "Dinov2": {"embeddings"},
+    "Electra": {"embeddings", "embeddings_project"},
+}
+
+
+@pytest.mark.parametrize("family", EMBEDDINGS)
 def test_what_comes_before_the_first_layer_and_nothing_else_is_frozen(family, tmp_path):
     student = trainer_of(checkpoint_of(family, tmp_path / "stock"), tmp_path).model
     frozen = {name.partition(".")[0] for name, p in student.named_parameters() if not p.requires_grad}
-    embeddings = {"GPT2": {"wte", "wpe"}, "Electra": {"embeddings", "embeddings_project"}}
-    assert frozen == embeddings.get(family, {"embeddings"})
+    assert frozen == EMBEDDINGS[family]
 
 
-def test_penalties_are_refused_where_layers_run_again(bert, tmp_path):
-    words = ["--gradient_checkpointing", "--keep_signs", "true", "--output_dir", str(tmp_path / "out")]
+def test_penalties_are_refused_where_layers_run_again(healed, tmp_path):
+    words = ["--gradient_checkpointing", "--keep_signs", "true", "--output_dir", str(tmp_path)]
     with pytest.raises(InputError, match="keep_signs false with gradient_checkpointing"):
-        main([*bert, *RUN, *words])
+        main([*healed[0], *RUN, *words])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +232,7 @@ def test_convert_heals_in_one_command_and_writes_the_card(bert, tmp_path):
     words = [bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--steps", "3", "--attn-activation", "balanced"]
     told = CliRunner().invoke(app, ["convert", *words, "--negative-mass", "0.5"])
     assert told.exit_code == 0, told.output
-    config = json.loads((tmp_path / "healed/config.json").read_text())
+    config = read(tmp_path / "healed/config.json")
     assert (config["attn_activation"], config["attn_negative_mass"]) == ("balanced", 0.5)
     card = (tmp_path / "healed/README.md").read_text()
     assert ("healed" in card, "license: mit" in card, "A softmax model" in card) == (True, True, False)

@@ -1,6 +1,5 @@
 """training/image_classification.py: learn, keep the best checkpoint, resume, refuse, and start from any checkpoint."""
 
-import json
 import shlex
 
 import pytest
@@ -12,6 +11,7 @@ from transformers import AutoModelForImageClassification, pipeline
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.sources import read_digits
 from tests.training.checkpoints_of_others import checkpoint_of
+from tests.training.conftest import AT_THE_END, few_digits, read
 from training.image_classification import main
 
 RUN = shlex.split(
@@ -20,39 +20,42 @@ RUN = shlex.split(
     "--use_cpu --disable_tqdm true"
 )
 # the highest loss is called the best, so that it is that of an early epoch
-BEST = ["--metric_for_best_model", "loss", "--greater_is_better", "true", "--save_total_limit", "4"]
-BEST += ["--num_train_epochs", "4"]
+BEST = shlex.split("--metric_for_best_model loss --greater_is_better true --save_total_limit 4 --num_train_epochs 4")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_digits():
+    with few_digits():
+        yield
 
 
 def test_a_run_learns_and_its_pipeline_agrees_with_its_numbers(tmp_path):
-    folder = tmp_path / "run"
-    plain = shlex.split("--eval_strategy no --save_strategy no --load_best_model_at_end false --max_train_samples 300")
-    results = main([*RUN, *plain, "--num_train_epochs", "15", "--output_dir", str(folder)])
-    assert results["test_accuracy"] > 0.5  # chance: 0.1
-    digits = read_digits()["test"].select(range(100))
-    predictions = pipeline("image-classification", str(folder), device="cpu")(digits["image"][:], top_k=1)
-    right = sum(int(one[0]["label"]) == truth for one, truth in zip(predictions, digits["label"], strict=True))
-    assert right / 100 == pytest.approx(results["test_accuracy"], abs=0.15)
+    learn = ["--max_train_samples", "300", "--num_train_epochs", "10", "--output_dir", str(tmp_path)]
+    results = main([*RUN, *AT_THE_END, *learn])
+    assert results["test_accuracy"] > 0.4  # chance: 0.1
+    digits = read_digits()["test"].select(range(40))
+    predictions = pipeline("image-classification", str(tmp_path), device="cpu")(digits["image"][:], top_k=1)
+    right = sum(int(best["label"]) == truth for (best,), truth in zip(predictions, digits["label"], strict=True))
+    assert right / 40 == pytest.approx(results["test_accuracy"], abs=0.2)
 
 
 def test_the_folder_holds_the_best_checkpoint_and_an_interrupted_run_ends_with_it_too(tmp_path, crash):
     whole, broken = ([*RUN, *BEST, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken"))
-    main(whole)
-    record = json.loads((tmp_path / "whole/run.json").read_text())
-    assert record["best_checkpoint"] != "checkpoint-12"
+    expected = main(whole)
+    best = read(tmp_path / "whole/run.json")["best_checkpoint"]
+    assert best != "checkpoint-12"
     crash(main, broken, after_steps=4)  # 3 steps an epoch
-    main(broken)
-    folders = [tmp_path / "whole", tmp_path / "broken", tmp_path / "whole" / record["best_checkpoint"]]
-    one, *others = (load_file(folder / "model.safetensors") for folder in folders)
+    assert main(broken)["test_loss"] == expected["test_loss"]
+    runs = ("whole", "broken", f"whole/{best}")
+    one, *others = (load_file(tmp_path / run / "model.safetensors") for run in runs)
     assert all(torch.equal(one[name], other[name]) for name in one for other in others)
 
 
-@pytest.mark.parametrize("family", ["DeiT", "CLIP"])
-def test_any_checkpoint_of_images_is_fine_tuned(family, tmp_path):
-    head = "ForImageClassification" if family == "DeiT" else "Model"
+@pytest.mark.parametrize(("family", "head"), [("DeiT", "ForImageClassification"), ("CLIP", "Model")])
+def test_any_checkpoint_of_images_is_fine_tuned(family, head, tmp_path):
     start = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", head), "--attn_negative_mass", "1"]
-    words = shlex.split("--dataset_name digits --max_train_samples 32 --max_steps 1 --save_steps 1 --use_cpu")
-    main([*words, *start, "--output_dir", str(tmp_path / "run")])
+    words = shlex.split("--dataset_name digits --max_train_samples 32 --max_steps 1 --use_cpu")
+    main([*words, *AT_THE_END, *start, "--output_dir", str(tmp_path / "run")])
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "run")
     assert type(model).__name__ == f"Bidir{family}ForImageClassification"
     assert (model.config.num_labels, model.config.attn_negative_mass) == (10, 1.0)
@@ -60,7 +63,7 @@ def test_any_checkpoint_of_images_is_fine_tuned(family, tmp_path):
     assert classify(Image.new("RGB", (8, 8)), top_k=1)[0]["label"] in map(str, range(10))
 
 
-@pytest.mark.parametrize("side", ["3", "16"])
+@pytest.mark.parametrize("side", ["0", "16"])
 def test_patches_that_do_not_fill_the_image_are_one_clear_error_and_leave_no_folder(tmp_path, side):
     with pytest.raises(InputError, match=f"patch_size to divide image_size 8: one of 1, 2, 4, 8; got {side}"):
         main([*RUN, "--patch_size", side, "--output_dir", str(tmp_path / "run")])

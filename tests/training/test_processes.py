@@ -1,30 +1,36 @@
-"""Several processes train together, here on a CPU: the losses are those of one process, whatever starts them."""
+"""Several processes train together, here on a CPU: the losses are those of one process."""
 
-import json
-import os
 import shlex
-import subprocess
-import sys
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 
 from hf_bidir import signed
+from tests.processes import run_python
 from tests.tiny_models import stock_model
-from tests.training.conftest import tables
+from tests.training.conftest import losses, read, tables
 from training.text_classification import main
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = shlex.split(
     "--hidden_size 16 --num_hidden_layers 2 --num_attention_heads 2 --intermediate_size 32 --vocab_size 80 "
     "--max_length 12 --dropout 0 --num_train_epochs 2 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
-    "--use_cpu"
+    "--use_cpu --per_device_train_batch_size"
 )
-LAUNCHERS = {
-    "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-    "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "no"],
-}
+
+TOGETHER = """
+import os, runpy, sys
+
+del sys.argv[0]
+for rank in "01":
+    if os.fork() == 0:
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in "01"))
+"""
 
 DIVIDE = """
 import sys
@@ -48,43 +54,30 @@ for name in sys.argv[2:]:
 def alone(tmp_path_factory):
     """The losses of one process with 8 examples a step."""
     folder = tmp_path_factory.mktemp("alone")
-    run(tables(folder), folder / "alone", 8)
-    return losses(folder / "alone")
+    main([*tables(folder), *OPTIONS, "8", "--output_dir", str(folder / "run")])
+    return torch.tensor(losses(folder / "run"))
 
 
-def run(texts, folder, batch, *more):
-    main([*texts, *OPTIONS, "--per_device_train_batch_size", str(batch), "--output_dir", str(folder), *more])
-
-
-def together(launcher, *script):
-    """Run a script in two processes, which find each other through gloo."""
-    python = sys.executable
-    command = [python, "-m", *LAUNCHERS[launcher], *map(str, script)]
-    without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON_EXEC": python}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=without_gpu)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def losses(folder):
-    """The logged training losses, by step."""
-    state = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])) / "trainer_state.json"
-    logged = [entry["loss"] for entry in json.loads(state.read_text())["log_history"] if "loss" in entry]
-    return torch.tensor(logged)
+def together(*script):
+    """Run a script in two processes as torchrun does, which find each other through gloo."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    run_python(TOGETHER, *script, **place, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
 
 
 def test_an_interrupted_run_continues_with_another_number_of_processes(alone, texts, tmp_path, crash):
-    argv = [*texts, *OPTIONS, "--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "run")]
-    crash(main, argv, after_steps=10)  # 6 steps an epoch: in the middle of the second
-    argv[argv.index("8")] = "4"
-    together("accelerate", ROOT / "training/text_classification.py", *argv)
-    record = json.loads((tmp_path / "run/run.json").read_text())
+    run = [*texts, "--output_dir", str(tmp_path / "run"), *OPTIONS]
+    crash(main, [*run, "8"], after_steps=10)  # 6 steps an epoch: in the middle of the second
+    together(ROOT / "training/text_classification.py", *run, "4")
+    record = read(tmp_path / "run/run.json")
     assert (record["resumed_from"], record["world_size"]) == ("checkpoint-6", 2)
-    torch.testing.assert_close(losses(tmp_path / "run"), alone, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(losses(tmp_path / "run")), alone, atol=1e-4, rtol=0)
 
 
 def test_accumulated_batches_learn_what_one_batch_learns(alone, texts, tmp_path):
-    run(texts, tmp_path / "accumulated", 4, "--gradient_accumulation_steps", "2")
-    torch.testing.assert_close(losses(tmp_path / "accumulated"), alone, atol=1e-4, rtol=0)
+    main([*texts, *OPTIONS, "4", "--gradient_accumulation_steps", "2", "--output_dir", str(tmp_path / "run")])
+    torch.testing.assert_close(torch.tensor(losses(tmp_path / "run")), alone, atol=1e-4, rtol=0)
 
 
 def test_tensor_parallelism_divides_the_heads_of_signed_layers(tmp_path):
@@ -96,11 +89,11 @@ def test_tensor_parallelism_divides_the_heads_of_signed_layers(tmp_path):
         model.save_pretrained(tmp_path / name)
     script = tmp_path / "divide.py"
     script.write_text(DIVIDE)
-    together("torchrun", script, tmp_path, *models)
+    together(script, tmp_path, *models)
     for name, model in models.items():
         with torch.no_grad():
             whole = model(ids, output_attentions=True)
         logits, coefficients = zip(*(torch.load(tmp_path / f"{name}{rank}.pt") for rank in (0, 1)), strict=True)
-        for found in logits:
-            torch.testing.assert_close(found, whole.logits, atol=1e-4, rtol=0)
+        for part in logits:
+            torch.testing.assert_close(part, whole.logits, atol=1e-4, rtol=0)
         torch.testing.assert_close(torch.cat(coefficients, 1), whole.attentions[0], atol=1e-4, rtol=0)

@@ -1,6 +1,5 @@
 """training/recurrent_classification.py: train a recurrent model, and continue from its checkpoint."""
 
-import json
 import shlex
 
 import pytest
@@ -8,6 +7,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_bidir import BidirRnnForSequenceClassification
 from hf_bidir.common.errors import InputError
+from tests.training.conftest import AT_THE_END, read
 from training.recurrent_classification import main
 
 RUN = shlex.split(
@@ -19,27 +19,27 @@ BRIEF = shlex.split("--max_length 12 --max_steps 1 --use_cpu --disable_tqdm true
 
 @pytest.mark.parametrize("options", ["", "--encoder lstm --bidirectional --attn_score feed_forward"])
 def test_a_run_learns_and_its_folder_works_in_a_pipeline(texts, tmp_path, options):
-    results = main([*texts, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
-    assert results["test_accuracy"] == 1.0
-    classify = pipeline("text-classification", model=str(tmp_path / "run"))
-    assert isinstance(classify.model, BidirRnnForSequenceClassification)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (config["encoder"], config["attn_score"]) == (("lstm", "feed_forward") if options else ("none", "per_token"))
+    words = [*texts, *RUN, *AT_THE_END, *shlex.split(options)]
+    assert main([*words, "--output_dir", str(tmp_path / "run")])["test_accuracy"] == 1.0
+    model = pipeline("text-classification", model=str(tmp_path / "run")).model
+    assert isinstance(model, BidirRnnForSequenceClassification)
+    chosen = ("lstm", "feed_forward") if options else ("none", "per_token")
+    assert (model.config.encoder, model.config.attn_score) == chosen
 
 
 def test_a_softmax_checkpoint_is_trained_on_as_a_signed_one_of_the_same_shape(texts, tmp_path):
-    first = ["--attn_activation", "softmax", "--embedding_size", "16", "--output_dir", str(tmp_path / "first")]
-    main([*texts, *BRIEF, *first])
-    onward = ["--model_name_or_path", str(tmp_path / "first"), "--attn_activation", "tanhmax"]
-    main([*texts, *BRIEF, *onward, "--output_dir", str(tmp_path / "second")])
-    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "second").config
+    first, second = tmp_path / "first", tmp_path / "second"
+    brief = [*texts, *BRIEF, *AT_THE_END]
+    main([*brief, "--attn_activation", "softmax", "--embedding_size", "16", "--output_dir", str(first)])
+    onward = ["--model_name_or_path", str(first), "--attn_activation", "tanhmax", "--output_dir", str(second)]
+    main([*brief, *onward])
+    config = AutoModelForSequenceClassification.from_pretrained(second).config
     assert (config.embedding_size, config.attn_activation) == (16, "tanhmax")
-    earlier = json.loads((tmp_path / "first" / "run.json").read_text())
-    assert json.loads((tmp_path / "second" / "previous_run.json").read_text()) == earlier
+    assert read(second / "previous_run.json") == read(first / "run.json")
 
 
 def test_a_nan_loss_stops_the_run_with_an_error(texts, tmp_path):
-    absurd = ["--learning_rate", "1e30", "--max_grad_norm", "1e30", "--logging_steps", "1"]
+    absurd = shlex.split("--learning_rate 1e30 --max_grad_norm 1e30 --logging_steps 1 --output_dir")
     with pytest.raises(InputError, match=r"the training loss became (nan|inf) before step .*--learning_rate"):
-        main([*texts, *RUN, *absurd, "--output_dir", str(tmp_path / "run")])
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
+        main([*texts, *RUN, *absurd, str(tmp_path / "run")])
+    assert read(tmp_path / "run/run.json")["status"] == "running"

@@ -1,4 +1,4 @@
-"""training/seq2seq.py: train an encoder-decoder on pairs, resume, reload, refuse."""
+"""training/seq2seq.py: train an encoder-decoder on pairs, reload, refuse."""
 
 import shlex
 
@@ -9,11 +9,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_bidir import BidirRnnForSeq2SeqLM
 from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import checkpoint_of
+from tests.training.conftest import AT_THE_END
 from training.seq2seq import main
 
 RUN = shlex.split(
     "--embedding_size 16 --hidden_size 32 --max_length 4 --num_train_epochs 30 --learning_rate 2e-2 "
-    "--per_device_train_batch_size 16 --use_cpu --disable_tqdm true"
+    "--per_device_train_batch_size 16 --use_cpu --disable_tqdm true --label_smoothing_factor 0.1"
 )
 
 
@@ -33,26 +34,30 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def learned(pairs, tmp_path_factory):
     """The folder of a run that learned to write, and its numbers."""
-    folder = tmp_path_factory.mktemp("learned") / "run"
-    last = ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
-    return folder, main([*pairs, *RUN, *last, "--output_dir", str(folder)])
+    folder = tmp_path_factory.mktemp("learned")
+    return folder, main([*pairs, *RUN, *AT_THE_END, "--output_dir", str(folder)])
+
+
+def written(folder, *texts):
+    """What the model in a folder writes for the first text, alone or padded."""
+    model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    ids = model.generate(**tokenizer(list(texts), return_tensors="pt", padding=True))
+    return model, tokenizer.decode(ids[0], skip_special_tokens=True)
 
 
 def test_a_run_learns_to_write_and_its_folder_does_so_again(learned):
     folder, results = learned
     assert results["test_exact_match"] == 1.0
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    written = model.generate(**tokenizer(["a b c", "d"], return_tensors="pt", padding=True))
+    model, text = written(folder, "a b c", "d")
     assert isinstance(model, BidirRnnForSeq2SeqLM)
-    assert tokenizer.decode(written[0], skip_special_tokens=True) == "c b a"
+    assert text == "c b a"
     assert "| exact match | 1.0000 |" in (folder / "README.md").read_text()
 
 
 def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_path):
     onward = shlex.split(f"--model_name_or_path {learned[0]} --max_length 4 --max_steps 1 --use_cpu")
-    results = main([*pairs, *onward, "--generation_num_beams", "3", "--output_dir", str(tmp_path / "second")])
-    assert results["test_exact_match"] == 1.0
+    beams = ["--generation_num_beams", "3", "--output_dir", str(tmp_path)]
+    assert main([*pairs, *onward, *AT_THE_END, *beams])["test_exact_match"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -65,33 +70,21 @@ def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_pa
 )
 def test_options_that_cannot_be_used_are_one_error(pairs, tmp_path, options, message):
     with pytest.raises(InputError, match=message):
-        main([*pairs, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
+        main([*pairs, *RUN, *shlex.split(options), "--output_dir", str(tmp_path)])
 
 
 def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(tmp_path):
     source = checkpoint_of("T5", tmp_path / "stock", head="ForConditionalGeneration")
-    words = ["a good film", "a bad film", "good test", "one two three"] * 8
+    words = ["a good film", "one two"] * 10
     pairs = {"source": words, "target": [f"{' '.join(word.split()[::-1])} [SEP]" for word in words]}
     Dataset.from_dict(pairs).to_csv(str(tmp_path / "pairs.csv"), index=False)
-    options = ["--model_name_or_path", source, "--train_file", str(tmp_path / "pairs.csv"), "--use_cpu"]
-    options += shlex.split(
-        "--max_length 6 --num_train_epochs 40 --learning_rate 1e-2 --disable_tqdm true --eval_strategy no "
-        "--save_strategy no --load_best_model_at_end false --per_device_train_batch_size 8 --source_prefix 'row '"
+    options = shlex.split(
+        f"--model_name_or_path {source} --train_file {tmp_path}/pairs.csv --source_prefix 'row ' --max_length 6 "
+        "--num_train_epochs 25 --per_device_train_batch_size 8 --learning_rate 1e-2 --label_smoothing_factor 0.1 "
+        "--negative_mass_until 0.2 --disable_tqdm true --use_cpu"
     )
-    results = main([*options, "--negative_mass_until", "0.2", "--output_dir", str(tmp_path / "run")])
+    results = main([*options, *AT_THE_END, "--output_dir", str(tmp_path / "run")])
     assert results["eval_token_accuracy"] > 0.9
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    model, text = written(tmp_path / "run", "row a good film")
     assert model.config.attn_negative_mass == 1.0
-    written = model.generate(**tokenizer("row a good film", return_tensors="pt"))
-    assert tokenizer.decode(written[0], skip_special_tokens=True) == "film good a"
-
-
-@pytest.mark.parametrize("family", [None, "T5"])
-def test_labels_are_smoothed_in_training(family, pairs, tmp_path):
-    options = [*pairs, *RUN, "--num_train_epochs", "1", "--metric_for_best_model", "loss"]
-    if family:
-        source = checkpoint_of(family, tmp_path / "stock", head="ForConditionalGeneration")
-        options = [*pairs, "--max_length", "6", "--max_steps", "1", "--use_cpu", "--model_name_or_path", source]
-    results = main([*options, "--label_smoothing_factor", "0.5", "--output_dir", str(tmp_path / "run")])
-    assert results["epoch"] > 0
+    assert text == "film good a"

@@ -1,5 +1,6 @@
 """Columns and rows that cannot be used: an error names them by the lines of their file, or rows are left out."""
 
+import logging
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from hf_bidir.finetune.data.csv_files import row_lines
 
 if TYPE_CHECKING:
     from hf_bidir.finetune.data.splits import Column
+
+logger = logging.getLogger(__name__)
 
 SHOWN = 5  # rows of a problem
 
@@ -55,20 +58,28 @@ def without_rows(
     rows_of: dict[str, list[int]] = defaultdict(list)
     for row, problem in sorted(problems.items()):
         rows_of[problem].append(row)
-    file = data.files.get(name)
-    lines = row_lines(Path(file)) if isinstance(file, str) else []
+    title, lines = f"the {name} split", []
+    files = [Path(file) for file in data.files.get(name, [])]
+    if len(files) == 1:
+        title, lines = f"{files[0].name} ({title})", row_lines(files[0])
     reports = []
     for problem, rows in rows_of.items():
         if len(lines) == len(split):
-            reports.append(f"line {listed([lines[row] for row in rows])}: {problem}")
+            places = f"line {listed([lines[row] for row in rows])}"
         else:
-            reports.append(f"row {listed(rows)} (from 0): {problem}")
-    title = f"{Path(file).name} (the {name} split)" if isinstance(file, str) else f"the {name} split"
+            places = f"row {listed(rows)} (from 0)"
+        reports.append(f"{places}: {problem}")
     report = f"rows of {title} that cannot be used: {'; '.join(reports)}"
     if not data.drop_bad_rows:
         raise InputError(f"{report}. Correct them, or pass --drop_bad_rows to go on without them.")
-    notes.append(f"Left out were {report}.")
+    note(notes, f"Left out were {report}.")
     return split.select([row for row in range(len(split)) if row not in problems])
+
+
+def note(notes: list[str], text: str) -> None:
+    """Log an automatic decision, and keep it for the record of the run."""
+    logger.warning(text)
+    notes.append(text)
 
 
 def listed(entries: list) -> str:

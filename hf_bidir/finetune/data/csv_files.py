@@ -1,7 +1,6 @@
 """The dialect of a csv file, and the lines where rows of a file begin."""
 
 import csv
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,11 @@ def csv_options(file: Path) -> dict[str, Any]:
     """Arguments of pandas and `datasets` for a csv file, whose columns stay texts: `007` and `NA` too.
 
     Raises:
-        InputError: two columns have one name, or the first row has more fields than the header.
+        InputError: the first row has more fields than the header.
     """
     rows = csv_rows(file)
     _, header = next(rows, (1, []))
     line, first = next(rows, (1, []))
-    for name, count in Counter(header).items():
-        if name.strip() and count > 1:
-            raise InputError(f"expected one name per column; {count} columns of {file} are called {name!r}")
     if len(first) > len(header):  # pandas would take the first column for the names of rows
         raise InputError(
             f"expected {len(header)} fields in each row of {file}, as in its header; line {line} has {len(first)}. "

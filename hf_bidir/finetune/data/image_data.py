@@ -36,14 +36,13 @@ HALF = (0.5, 0.5, 0.5)
 def unreadable_rows(split: Dataset, column: str) -> list[int]:
     """Open every image once; the rows where that fails, whose files are logged."""
     rows = []
-    stored = split.cast_column(column, Image(decode=False))
-    for row in tqdm(range(len(split)), desc="checking images", disable=len(split) < 5000):
+    encoded = split.select_columns(column).cast_column(column, Image(decode=False))
+    for row, example in enumerate(tqdm(encoded, desc="checking images", disable=len(split) < 5000)):
+        image = example[column] or {}
         try:
-            open_image(split[row][column])
+            open_image(Image().decode_example(image))
         except Exception as error:
-            image = stored[row][column] or {}
-            file = image.get("path")
-            logger.warning("Row %d has no readable image (%s): %s", row, file, error)
+            logger.warning("Row %d has no readable image (%s): %s", row, image.get("path"), error)
             rows.append(row)
     return rows
 

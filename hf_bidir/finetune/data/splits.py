@@ -1,8 +1,7 @@
 """Train, validation and test split in one form: input columns, and for classifiers integer labels and their names."""
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +11,12 @@ from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import LabelledDataArguments, SourceArguments, UnlabelledDataArguments
-from hf_bidir.finetune.data.checks import find_column, listed, unusable_rows, without_rows
+from hf_bidir.finetune.data.checks import find_column, listed, note, unusable_rows, without_rows
 from hf_bidir.finetune.data.sources import DIGITS, read_digits, read_hub, read_table
 
-logger = logging.getLogger(__name__)
+SEED = 0  # of held-out rows and samples, whatever the seed of training
+STRING = Value("string")
+FLOATS = (Value("float32"), Value("float64"))
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ class Column:
     Attributes:
         name: in the result; the option `--<name>_column` chooses another one of the data.
         guesses: its usual names in data.
-        kind: the feature that it becomes; None keeps its own.
+        kind: the feature that it becomes.
         read: reads a file that has it.
         unusable: the rows of a split without a usable entry in the column of this name.
     """
 
     name: str
     guesses: tuple[str, ...]
-    kind: Value | Image | None
+    kind: Value | Image
     read: Callable[[str], Dataset]
     unusable: Callable[[Dataset, str], list[int]]
 
@@ -47,7 +48,7 @@ def blank_rows(split: Dataset, column: str) -> list[int]:
     return [row for row, text in enumerate(split[column][:]) if not has_text(text)]
 
 
-LABEL = Column("label", ("label", "labels"), None, read_table, blank_rows)
+LABEL = Column("label", ("label", "labels"), STRING, read_table, blank_rows)
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Splits:
 
     train: Dataset
     validation: Dataset
-    test: Dataset | None
+    test: Dataset | None = None
     names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
@@ -93,7 +94,6 @@ def raw_splits(data: SourceArguments, *columns: Column) -> dict[str, Dataset]:
     if "train" in files:
         raw = {}
         for name, paths in files.items():
-            paths = [paths] if isinstance(paths, str) else paths
             tables = [columns[0].read(path) for path in paths]
             raw[name] = concatenate_datasets([selected(table, name, data, *columns) for table in tables])
         return raw
@@ -105,18 +105,14 @@ def raw_splits(data: SourceArguments, *columns: Column) -> dict[str, Dataset]:
 
 def selected(split: Dataset, name: str, data: SourceArguments, *columns: Column) -> Dataset:
     """The columns of a split under their names in the result, each of its kind. Raises InputError if one is missing."""
-    renamed: dict[str, str] = {}
-    for column in columns:
-        original = find_column(split, name, data, column)
-        if original in renamed:
-            raise InputError(f"expected different columns for {renamed[original]} and {column.name}; got {original}")
-        renamed[original] = column.name
+    renamed = {find_column(split, name, data, column): column.name for column in columns}
     split = split.select_columns(list(renamed)).rename_columns(renamed)
     for column in columns:
-        if column.kind is not None:
-            with as_input_error(f"expected {column.name}s in that column of the {name} split: ", Exception):
-                split = split.cast_column(column.name, column.kind)
-    return with_label_texts(split) if LABEL in columns else split
+        with as_input_error(f"expected {column.name}s in that column of the {name} split: ", Exception):
+            if column is LABEL:
+                split = with_class_names(split)
+            split = split.cast_column(column.name, column.kind)
+    return split
 
 
 def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column: Column) -> Splits:
@@ -129,16 +125,18 @@ def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column
         InputError: fewer than two classes, or rows without input or label, or whose label is unknown in the training
             split or too rare; the error names all rows of a split.
     """
-    # in a user's own file -1 is an ordinary label
-    notes = [] if data.train_file else _replace_hidden_test(raw)
-    problems = unusable_rows(raw["train"], column, LABEL)
-    labels = raw["train"]["label"][:]
-    counts = Counter(label for row, label in enumerate(labels) if row not in problems)
+    notes: list[str] = []
+    if not data.train_file:  # in a user's own file -1 is an ordinary label
+        _replace_hidden_test(raw, notes)
+    problems = {name: unusable_rows(split, column, LABEL) for name, split in raw.items()}
+    usable = dict(enumerate(raw["train"]["label"][:]))
+    for row in problems["train"]:
+        del usable[row]
+    counts = Counter(usable.values())
     if "validation" not in raw:
-        for row, label in enumerate(labels):
-            if row not in problems and counts[label] == 1:
-                problems[row] = "no other row of its class, so none can be held out for validation"
-                del counts[label]
+        single = {row: label for row, label in usable.items() if counts[label] == 1}
+        problems["train"] |= dict.fromkeys(single, "no other row of its class, so none can be held out for validation")
+        counts -= Counter(single.values())
     values = _in_order(counts)
     names = data.class_names or values
     if len(values) < 2:
@@ -146,25 +144,19 @@ def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column
     if not len(values) == len(names) == len(set(names)):
         raise InputError(f"expected {len(values)} different class names, for the labels {listed(values)}; got {names}")
     for name, split in raw.items():
-        if name != "train":
-            problems = unusable_rows(split, column, LABEL)
-        raw[name] = _encoded(split, name, problems, data, values, notes)
-    return finished(raw, notes, data, names, values)
+        raw[name] = _encoded(split, name, problems[name], data, values, notes)
+    return replace(finished(raw, data, notes), names=names, values=values)
 
 
 def labelled_split(
     split: Dataset, name: str, data: LabelledDataArguments, column: Column, orders: list[list[str]]
 ) -> Dataset:
     """A split whose labels are classes of a model, in the first of these orders that has one; errors as above."""
-    split = with_label_texts(split)
+    split = with_class_names(split)
     present = set(split["label"][:])
     values = next((order for order in orders if present.intersection(order)), orders[0])
     problems = unusable_rows(split, column, LABEL)
-    notes: list[str] = []
-    split = _encoded(split, name, problems, data, values, notes)
-    for note in notes:
-        logger.warning(note)
-    return split
+    return _encoded(split, name, problems, data, values, notes=[])
 
 
 def unlabelled_splits(raw: dict[str, Dataset], data: SourceArguments, *columns: Column) -> Splits:
@@ -173,46 +165,25 @@ def unlabelled_splits(raw: dict[str, Dataset], data: SourceArguments, *columns: 
     for name, split in raw.items():
         problems = unusable_rows(split, *columns)
         raw[name] = without_rows(split, name, problems, data, notes)
-    return finished(raw, notes, data)
+    return finished(raw, data, notes)
 
 
-def finished(
-    raw: dict[str, Dataset],
-    notes: list[str],
-    data: SourceArguments,
-    names: Sequence[str] = (),
-    values: Sequence[str] = (),
-) -> Splits:
+def finished(raw: dict[str, Dataset], data: SourceArguments, notes: list[str]) -> Splits:
     """The splits; rows of the training split are held out if there is no other validation split.
-
-    Args:
-        notes: on the data so far.
-        names, values: of the classes, if there are any.
 
     Raises:
         InputError: an empty split, or too few rows to hold some out.
     """
-    raw = dict(raw)
     for name, split in raw.items():
         if len(split) == 0:
             raise InputError(f"the {name} split has no row that can be used")
     if "validation" not in raw:
-        classes = raw["train"]["label"][:] if names else None
-        notes.append(_hold_out(raw, data, classes))
+        _hold_out(raw, data.validation_share, notes)
     most = data.max_train_samples
     if most and most < len(raw["train"]):
-        raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(most))
-        notes.append(f"Trained on a random sample of {most} rows only.")
-    for note in notes:
-        logger.warning(note)
-    return Splits(
-        train=raw["train"],
-        validation=raw["validation"],
-        test=raw.get("test"),
-        names=list(names),
-        notes=notes,
-        values=list(values),
-    )
+        raw["train"] = _sample(raw["train"], most)
+        note(notes, f"Trained on a random sample of {most} rows only.")
+    return Splits(**raw, notes=notes)
 
 
 def without_test(raw: dict[str, Dataset]) -> dict[str, Dataset]:
@@ -227,29 +198,25 @@ def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     """The splits with at most `max_eval_samples` rows of validation, and a note on the sample."""
     most = data.max_eval_samples
     if most is not None and len(splits.validation) > most:
-        splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(most))
-        note = f"Evaluated on a random sample of {most}."
-        logger.warning(note)
-        splits.notes.append(note)
+        splits.validation = _sample(splits.validation, most)
+        note(splits.notes, f"Evaluated on a random sample of {most}.")
     return splits
 
 
-def with_label_texts(split: Dataset) -> Dataset:
-    """The split with its labels as texts, the same for 1 and 1.0, and None for none."""
+def _sample(split: Dataset, rows: int) -> Dataset:
+    return split.shuffle(seed=SEED).select(range(rows))
+
+
+def with_class_names(split: Dataset) -> Dataset:
+    """The split with names in place of indices of a `ClassLabel`, and with integers in place of 1.0 and 2.0."""
     feature = split.features["label"]
-    labels: list[str | None] = []
-    for value in split["label"][:]:
-        if isinstance(feature, ClassLabel) and value is not None:
-            value = feature.int2str(value) if value >= 0 else None  # -1 stands for none
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if value is None or value != value:  # NaN, as pandas writes none
-            labels.append(None)
-        elif isinstance(value, str | int):
-            labels.append(str(value))
-        else:
-            raise InputError(f"expected integers or names as labels; got {value!r}")
-    return split.remove_columns("label").add_column("label", labels, feature=Value("string"))
+    if isinstance(feature, ClassLabel):
+        names = dict(enumerate(feature.names))  # -1 stands for none
+        labels = [names.get(index) for index in split["label"][:]]
+        return split.remove_columns("label").add_column("label", labels, feature=STRING)
+    if feature in FLOATS:
+        return split.cast_column("label", Value("int64"))  # refuses 0.5
+    return split
 
 
 def _in_order(labels: Collection[str]) -> list[str]:
@@ -272,34 +239,31 @@ def _encoded(
     labels, known = split["label"][:], set(values)
     unknown = [row for row, label in enumerate(labels) if label not in known and row not in problems]
     different = sorted({labels[row] for row in unknown})
-    reason = f"unknown labels {listed(different)}; known are {listed(values)}"
-    problems |= dict.fromkeys(unknown, reason)
+    problems |= dict.fromkeys(unknown, f"unknown labels {listed(different)}; known are {listed(values)}")
     usable = without_rows(split, name, problems, data, notes)
     return usable.cast_column("label", ClassLabel(names=values))
 
 
-def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
-    """Replace a test split without labels (GLUE hides them as -1) by the validation split; return notes."""
+def _replace_hidden_test(raw: dict[str, Dataset], notes: list[str]) -> None:
+    """Replace a test split without labels, which GLUE hides as -1, by the validation split."""
     if "test" not in raw or set(raw["test"]["label"][:]) - {None, "-1"}:
-        return []
+        return
     del raw["test"]
     if "validation" in raw:
         raw["test"] = raw.pop("validation")
-    return ["The data set hides its test labels; its validation split is the test split."]
+    note(notes, "The data set hides its test labels; its validation split is the test split.")
 
 
-def _hold_out(raw: dict[str, Dataset], data: SourceArguments, classes: list[int] | None) -> str:
-    """Move rows of the training split, in their order, into a validation split; return a note."""
+def _hold_out(raw: dict[str, Dataset], share: float, notes: list[str]) -> None:
+    """Move rows of the training split, in their order, into a validation split; of each class the same share."""
     train = raw["train"]
-    share, seed = data.validation_share, data.split_seed
     with as_input_error("cannot hold out rows; give --validation_file or another --validation_share: "):
-        if classes:
+        if "label" in train.column_names:
             rows = np.arange(len(train))
-            rest, held_out = train_test_split(rows, test_size=share, random_state=seed, stratify=classes)
+            rest, held_out = train_test_split(rows, test_size=share, random_state=SEED, stratify=train["label"][:])
         else:
-            rows = Dataset.from_dict({"row": range(len(train))})
-            parts = rows.train_test_split(share, seed=seed)
+            parts = Dataset.from_dict({"row": range(len(train))}).train_test_split(share, seed=SEED)
             rest, held_out = parts["train"]["row"], parts["test"]["row"]
     raw["train"] = train.select(sorted(rest))
     raw["validation"] = train.select(sorted(held_out))
-    return f"No validation split was given: {len(held_out)} of {len(train)} training rows were held out."
+    note(notes, f"No validation split was given: {len(held_out)} of {len(train)} training rows were held out.")

@@ -1,7 +1,7 @@
 """Texts with classes, pairs of texts, and plain text: read, and made into tokens."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -66,13 +66,8 @@ def read_documents(data: UnlabelledDataArguments) -> Splits:
 
 def tokenize(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Rows:
     """The rows with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
-    options = {"truncation": True, "max_length": max_length, "return_token_type_ids": False}
-    return rows.map(
-        lambda batch: tokenizer(batch["text"], **options),
-        batched=True,
-        remove_columns="text",
-        desc="tokenizing",
-    )
+    cut = partial(tokenizer, truncation=True, max_length=max_length, return_token_type_ids=False)
+    return rows.map(cut, batched=True, input_columns="text", remove_columns="text", desc="tokenizing")
 
 
 def tokenize_pairs(
@@ -160,22 +155,12 @@ def cut_into_blocks(
     return blocks
 
 
-def fit_max_length(
-    data: Any, typed: Collection[str], model: PreTrainedModel, source: str | None, option: str = "max_length"
-) -> None:
-    """Lower the default length of texts to the positions that the model has; check a length that the user typed.
-
-    Raises:
-        InputError: the model, read from `source`, has fewer positions.
-    """
-    positions, length = longest_text(model), getattr(data, option)
-    if positions is None or length <= positions:
-        return
-    where = f"the positions that {source or 'the model'} has"
-    if option in typed:
-        raise InputError(f"expected --{option} of at most {positions}, {where}; got {length}")
-    logger.warning("Texts are cut to %d tokens, %s.", positions, where)
-    setattr(data, option, positions)
+def fit_max_length(data: Any, model: PreTrainedModel, option: str = "max_length") -> None:
+    """Lower the length of texts, an option of the data, to the positions that the model has."""
+    positions = longest_text(model)
+    if positions is not None and getattr(data, option) > positions:
+        logger.warning("Texts are cut to %d tokens, which are the positions that the model has.", positions)
+        setattr(data, option, positions)
 
 
 @dataclass

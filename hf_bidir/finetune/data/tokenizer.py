@@ -108,5 +108,9 @@ def train_words(
 
 
 def _fast(tokenizer: Tokenizer, max_length: int, **tokens: Any) -> PreTrainedTokenizerBase:
-    names = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": max_length}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens, **names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        **tokens,
+    )

@@ -7,14 +7,14 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data import sources
 from hf_bidir.finetune.data.checks import listed
-from hf_bidir.finetune.data.splits import labelled_splits, with_label_texts
-from hf_bidir.finetune.data.text_data import TEXT, read_texts
+from hf_bidir.finetune.data.text_data import read_texts
 
-TEXTS, LABELS = ["good", "bad", "fine", "poor"] * 10, ["pos", "neg"] * 20
+TEXTS = [f"{row:02}" for row in range(40)]
+LABELS = ["pos", "neg"] * 20
 
 
-def write(path, texts=TEXTS, labels=LABELS, columns=("text", "label")):
-    table = Dataset.from_dict(dict(zip(columns, (texts, labels[: len(texts)]), strict=True)))
+def write(path, texts=TEXTS, labels=LABELS):
+    table = Dataset.from_dict({"text": texts, "label": labels[: len(texts)]})
     {".parquet": table.to_parquet, ".csv": table.to_csv, ".jsonl": table.to_json}[path.suffix](str(path))
     return str(path)
 
@@ -28,11 +28,11 @@ def read(train, **options):
     return read_texts(TextDataArguments(train_file=train, **options))
 
 
-def test_a_tenth_of_the_training_data_is_held_out_by_class_in_order_and_the_notes_say_so(tmp_path):
-    splits = read(write(tmp_path / "train.parquet", [f"{row:02}" for row in range(40)]))
+def test_a_tenth_of_the_training_data_is_held_out_by_class_in_order_and_the_notes_say_so(train):
+    splits = read(train)
     assert sorted(splits.validation["label"]) == [0, 0, 1, 1]
     assert splits.train["text"][:] == sorted(splits.train["text"])
-    assert sorted([*splits.train["text"], *splits.validation["text"]]) == [f"{row:02}" for row in range(40)]
+    assert sorted([*splits.train["text"], *splits.validation["text"]]) == TEXTS
     assert "4 of 40 training rows were held out" in splits.notes[0]
 
 
@@ -51,35 +51,41 @@ def test_class_names_name_the_sorted_label_values(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
 def test_integers_are_the_same_labels_in_every_file_in_the_order_of_their_size(tmp_path, suffix):
-    labels = [str(row % 12 + 1) for row in range(36)]
-    path = write(tmp_path / f"train{suffix}", [f"t {row}" for row in range(36)], labels)
-    test = write(tmp_path / "test.parquet", ["x"] * 3, [1.0, 2.0, 12.0])
+    path = write(tmp_path / f"train{suffix}", labels=[row % 10 + 3 for row in range(40)])
+    test = write(tmp_path / "test.parquet", ["x"] * 3, [3.0, 4.0, 12.0])
     splits = read(path, validation_file=path, test_file=test)
-    assert splits.values == splits.names == [str(label) for label in range(1, 13)]
-    assert splits.test["label"][:] == [0, 1, 11]
+    assert splits.values == splits.names == [str(label) for label in range(3, 13)]
+    assert splits.test["label"][:] == [0, 1, 9]
 
 
-def test_class_labels_of_two_splits_are_matched_by_name():
-    def split(names):
-        features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
-        return Dataset.from_dict({"text": ["x"] * 4, "label": [0, 1, 0, 1]}, features)
+def hub(monkeypatch, column="label", feature=None, **labels):
+    """Let the Hub hold one data set, with these labels in its splits."""
+    splits = DatasetDict()
+    for name, rows in labels.items():
+        split = Dataset.from_dict({"sentence": [f"{name} {row}" for row in range(len(rows))], column: rows})
+        splits[name] = split.cast_column(column, feature) if feature else split
+    monkeypatch.setattr(sources, "load_dataset", lambda name, config: splits)
 
-    raw = {"train": with_label_texts(split(["dog", "cat"])), "validation": with_label_texts(split(["cat", "dog"]))}
-    splits = labelled_splits(raw, TextDataArguments(), TEXT)
+
+def test_class_labels_of_two_splits_are_matched_by_name(tmp_path):
+    files = {}
+    for name, classes in {"train": ["dog", "cat"], "validation": ["cat", "dog"]}.items():
+        features = Features({"text": Value("string"), "label": ClassLabel(names=classes)})
+        files[f"{name}_file"] = str(tmp_path / f"{name}.parquet")
+        Dataset.from_dict({"text": ["x"] * 2, "label": [0, 1]}, features).to_parquet(files[f"{name}_file"])
+    splits = read_texts(TextDataArguments(**files))
     assert splits.names == ["cat", "dog"]
-    assert splits.train["label"][:] == [1, 0, 1, 0]
-    assert splits.validation["label"][:] == [0, 1, 0, 1]
+    assert splits.train["label"][:] == [1, 0]
+    assert splits.validation["label"][:] == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"train_file": None}, "--train_file, or --dataset_name"),
-        ({"train_file": None, "test_file": "t.csv"}, "--train_file"),
+        ({"train_file": None, "test_file": "t.csv"}, "--train_file, or --dataset_name"),
         ({"train_file": None, "test_file": "t.csv", "dataset_name": "digits"}, "without other files"),
         ({"train_file": "nowhere.csv"}, "nowhere.csv"),
         ({"text_column": "txt"}, '--text_column.*"text"'),
-        ({"text_column": "label"}, "text and label; got label"),
         ({"label_column": "stars"}, "no column stars; its columns are: text, label"),
         ({"class_names": ["only"]}, "2 different class names.*only"),
         ({"class_names": ["same", "same"]}, "'same', 'same'"),
@@ -97,9 +103,8 @@ def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, na
         (["good", None, " ", "x"], LABELS, r"test.parquet \(the test split\) .*row 1, 2 \(from 0\): no usable text"),
         (["x"] * 4, ["pos", "neg", "meh", "meh"], "row 2, 3 .*meh; .* neg, pos"),
         (["x"] * 4, ["pos", None, "neg", " "], r"row 1, 3 \(from 0\): no usable label"),
-        (["x"] * 4, [1.0, float("nan"), 0.0, 1.0], r"row 1 \(from 0\): no usable label"),
-        (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "0.5"),
-        (["x"] * 4, [[0, 1]] * 4, r"\[0, 1\]"),
+        (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "labels .*test split: .*0.5"),
+        (["x"] * 4, [[0, 1]] * 4, "labels .*test split: .*list"),
     ],
 )
 def test_rows_that_cannot_be_used_are_one_clear_error(tmp_path, train, texts, labels, named):
@@ -107,21 +112,20 @@ def test_rows_that_cannot_be_used_are_one_clear_error(tmp_path, train, texts, la
         read(train, test_file=write(tmp_path / "test.parquet", texts, labels))
 
 
-BAD = [("", "pos"), ("two\nlines", ""), ("x", "rare")]  # lines 42, 43 and 45, after the header and 40 rows
+BAD = {"": "pos", "two\nlines": "", "x": "rare"}  # lines 42, 43 and 45, after the header and 40 rows
 
 
 @pytest.fixture
 def bad_files(tmp_path):
     """A training and a test file with rows that cannot be used."""
-    train = write(tmp_path / "train.csv", [*TEXTS, *(text for text, _ in BAD)], [*LABELS, *(label for _, label in BAD)])
+    train = write(tmp_path / "train.csv", [*TEXTS, *BAD], [*LABELS, *BAD.values()])
     test = write(tmp_path / "test.csv", ["x", "y", "z"], ["pos", "", "rare"])
     return {"train_file": train, "test_file": test}
 
 
 def test_one_error_names_every_problem_of_a_split_by_the_lines_of_its_file(train, bad_files):
-    with pytest.raises(
-        InputError, match=r"train.csv .*line 42: no usable text; line 43: no usable label; line 45: .*--drop_bad_rows"
-    ):
+    problems = "line 42: no usable text; line 43: no usable label; line 45: .*--drop_bad_rows"
+    with pytest.raises(InputError, match=f"train.csv .*{problems}"):
         read_texts(TextDataArguments(**bad_files))
     with pytest.raises(InputError, match=r"test.csv .*line 3: no usable label; line 4: unknown .* rare; .* neg, pos"):
         read(train, test_file=bad_files["test_file"])
@@ -129,7 +133,7 @@ def test_one_error_names_every_problem_of_a_split_by_the_lines_of_its_file(train
 
 def test_rows_that_cannot_be_used_are_left_out_on_request_and_the_notes_say_which(bad_files):
     splits = read_texts(TextDataArguments(**bad_files, drop_bad_rows=True))
-    assert sorted([*splits.train["text"], *splits.validation["text"]]) == sorted(TEXTS)
+    assert sorted([*splits.train["text"], *splits.validation["text"]]) == TEXTS
     assert splits.test["text"][:] == ["x"]
     assert "line 42: no usable text" in splits.notes[0]
 
@@ -154,19 +158,16 @@ def test_the_report_of_a_large_table_is_short(tmp_path):
     assert listed(list(range(5))) == "0, 1, 2, 3, 4"
 
 
-def hub(monkeypatch, column="label", **labels):
-    """Let the Hub hold one data set, with these labels in its splits."""
-    texts = {name: [f"{name} {row}" for row in range(len(of))] for name, of in labels.items()}
-    splits = {name: Dataset.from_dict({"sentence": texts[name], column: of}) for name, of in labels.items()}
-    monkeypatch.setattr(sources, "load_dataset", lambda name, config: DatasetDict(splits))
-
-
-@pytest.mark.parametrize(("column", "options"), [("label", {}), ("labels", {}), ("stars", {"label_column": "stars"})])
+@pytest.mark.parametrize(("column", "options"), [("labels", {}), ("stars", {"label_column": "stars"})])
 def test_a_validation_split_replaces_a_test_split_without_labels_and_the_notes_say_so(monkeypatch, column, options):
-    hub(monkeypatch, column, train=[0, 1] * 10, validation=[1, 1, 0], test=[-1, -1])
+    feature = ClassLabel(names=["neg", "pos"])
+    hub(monkeypatch, column, feature, train=[0, 1] * 10, validation=[1, 1, 0], test=[-1, -1])
     splits = read_texts(TextDataArguments(dataset_name="glue/sst2", **options))
     assert splits.test["label"][:] == [1, 1, 0]
     assert ["hides its test labels" in splits.notes[0], "held out" in splits.notes[1]] == [True, True]
+
+
+def test_a_test_split_is_left_out_where_nothing_can_replace_it_and_kept_where_it_has_labels(monkeypatch):
     hub(monkeypatch, train=[0, 1] * 10, test=[-1, -1])
     assert read_texts(TextDataArguments(dataset_name="some/data")).test is None
     hub(monkeypatch, train=[0, 1], validation=[1], test=[0, 1])

@@ -2,15 +2,11 @@
 
 import os
 
-import pandas as pd
 import pytest
-from datasets import config
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.csv_files import row_lines
 from hf_bidir.finetune.data.sources import read_hub, read_table
-
-ROWS = {"text": ["a, b", "Ärger"], "label": ["1", "2"]}
 
 
 def write(path, text, encoding="utf-8"):
@@ -24,12 +20,11 @@ def write(path, text, encoding="utf-8"):
 def test_the_separator_is_that_of_the_header_whatever_the_file_is_called(tmp_path, name, separator):
     lines = [("text", "label"), ('"a, b"', "1"), ("Ärger", "2")]
     file = write(tmp_path / name, "".join(f"{separator.join(line)}\n" for line in lines), "utf-8-sig")
-    assert read_table(file)[:] == ROWS
+    assert read_table(file)[:] == {"text": ["a, b", "Ärger"], "label": ["1", "2"]}
 
 
 def test_columns_of_a_csv_file_are_texts_as_they_are_written(tmp_path):
-    file = write(tmp_path / "a.csv", '\nsource, target,\n007, 1.50,\nNA,"a, b",\n')
-    table = read_table(file)
+    table = read_table(write(tmp_path / "a.csv", '\nsource, target,\n007, 1.50,\nNA,"a, b",\n'))
     assert table["source"][:] == ["007", "NA"]
     assert table["target"][:] == ["1.50", "a, b"]
 
@@ -38,28 +33,12 @@ def test_a_column_of_commas_in_a_tsv_file_is_one_column(tmp_path):
     assert read_table(write(tmp_path / "a.tsv", "text\na, b\n"))[:] == {"text": ["a, b"]}
 
 
-WRITERS = {
-    "csv": lambda rows, path: rows.to_csv(path, index=False),
-    "jsonl": lambda rows, path: rows.to_json(path, orient="records", lines=True),
-    "json": lambda rows, path: rows.to_json(path, orient="records"),
-    "txt": lambda rows, path: path.write_text("\n".join(rows["text"])),
-    "parquet": lambda rows, path: rows.to_parquet(path),
-}
-
-
-@pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("read", [read_table, lambda file: read_hub(os.path.dirname(file), None)["train"]])
-def test_a_replaced_file_gives_its_own_rows_also_where_path_size_and_time_are_the_same(tmp_path, suffix, read):
+def test_a_replaced_file_gives_its_own_rows_also_where_path_size_and_time_are_the_same(tmp_path, read):
     for texts in (["good", "evil"], ["evil", "good"]):
-        WRITERS[suffix](pd.DataFrame({"text": texts}), file := tmp_path / f"train.{suffix}")
+        file = write(tmp_path / "train.csv", "\n".join(["text", *texts]))
         os.utime(file, (315532800, 315532800))  # as archives with fixed times, `cp -p` and `rsync -t` set it
-        assert read(str(file)).map(lambda row: {"copy": row["text"]})["copy"][:] == texts
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "a.csv/datasets")
-    with pytest.raises(InputError, match=r"HF_HOME .*/datasets"):
-        read_table(write(tmp_path / "a.csv", "text\na\n"))
+        assert read(file)["text"][:] == texts
 
 
 @pytest.mark.parametrize(
@@ -74,7 +53,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         ("a.parquet", "x", "utf-8", "a.parquet.*Parquet"),
         ("a.csv", "text,label\n", "utf-8", "a.csv.*no data"),
         ("a.csv", "", "utf-8", "a.csv"),
-        ("a.csv", "text;label;text\nx;1;y\n", "utf-8", "2 columns of .*a.csv.*'text'"),
         ("a.log", "x\n", "utf-8", r"\.parquet, \.csv.*a.log"),
     ],
 )

@@ -30,13 +30,13 @@ def tokenizer(tmp_path_factory):
     return BertTokenizerFast(str(vocabulary))
 
 
-def table(path, texts, column="text"):
-    Dataset.from_dict({column: texts}).to_parquet(str(path))
-    return str(path)
+def table(folder, texts, column="text"):
+    Dataset.from_dict({column: texts}).to_parquet(str(folder / "texts.parquet"))
+    return str(folder / "texts.parquet")
 
 
-def documents(files, **options):
-    return read_documents(UnlabelledTextArguments(train_file=files, **options))
+def documents(*files):
+    return read_documents(UnlabelledTextArguments(train_file=files, validation_file=files))
 
 
 def words_of(split, tokenizer):
@@ -44,18 +44,17 @@ def words_of(split, tokenizer):
 
 
 def test_a_long_text_becomes_snippets_that_hold_every_word_once(tokenizer, tmp_path):
-    files = [table(tmp_path / "train.parquet", [" ".join(WORDS)])]
-    snippets = cut_into_snippets(documents(files, validation_file=files), tokenizer, 10).train
+    splits = documents(table(tmp_path, [" ".join(WORDS)]))
+    snippets = cut_into_snippets(splits, tokenizer, 10).train
     assert [word for snippet in words_of(snippets, tokenizer) for word in snippet] == WORDS
     assert max(map(len, snippets["input_ids"])) == 10
 
 
 @pytest.mark.parametrize(("end", "added"), [("[SEP]", []), ("[MASK]", [4])])  # [SEP] ends each text already
 def test_blocks_hold_all_texts_in_their_order_with_an_end_after_each_and_no_rest(end, added, tokenizer, tmp_path):
-    texts = [" ".join(WORDS[:7]), " ", WORDS[7], " ".join(WORDS[8:])]
-    files, tokenizer = [table(tmp_path / "train.parquet", texts)], copy.deepcopy(tokenizer)
+    texts, tokenizer = [" ".join(WORDS[:7]), " ", WORDS[7], " ".join(WORDS[8:])], copy.deepcopy(tokenizer)
     tokenizer.eos_token = end
-    splits = documents(files, validation_file=files)
+    splits = documents(table(tmp_path, texts))
     tokens = [piece for text in texts if text.strip() for piece in [*tokenizer(text)["input_ids"], *added]]
     blocks = cut_into_blocks(splits, tokenizer, 8).train
     assert [piece for block in blocks["input_ids"] for piece in block] == tokens[: len(tokens) // 8 * 8]
@@ -65,16 +64,14 @@ def test_blocks_hold_all_texts_in_their_order_with_an_end_after_each_and_no_rest
         cut_into_blocks(splits, tokenizer, len(tokens) + 1)
 
 
-def test_several_files_are_joined_whatever_their_column_is_called(tokenizer, tmp_path):
-    lines = tmp_path / "lines.txt"
-    lines.write_text("w1 w2\nw3\n\n   \nw4\n")
-    files = [str(lines), table(tmp_path / "a.parquet", ["w5", None, ""], column="sentence")]
-    assert documents(files, validation_file=files).train["text"][:] == ["w1 w2", "w3", "w4", "w5"]
+def test_several_files_are_joined_whatever_their_column_is_called(tmp_path):
+    (tmp_path / "lines.txt").write_text("w1 w2\nw3\n\n   \nw4\n")
+    splits = documents(str(tmp_path / "lines.txt"), table(tmp_path, ["w5", None, ""], column="sentence"))
+    assert splits.train["text"][:] == ["w1 w2", "w3", "w4", "w5"]
 
 
 def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tmp_path, caplog):
-    file = table(tmp_path / "train.parquet", WORDS)
-    data = UnlabelledTextArguments(train_file=[file], validation_share=0.25)
+    data = UnlabelledTextArguments(train_file=[table(tmp_path, WORDS)], validation_share=0.25)
     train, held_out = (set(split["text"]) for _, split in read_documents(data))
     assert (len(train), len(held_out), train & held_out) == (30, 10, set())
     for most, rows, notes in ((7, 7, 1), (10, 10, 0), (None, 10, 0)):
@@ -86,27 +83,23 @@ def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tm
 
 
 def test_a_split_without_text_is_one_clear_error(tmp_path):
-    file = table(tmp_path / "a.parquet", ["", " "])
     with pytest.raises(InputError, match="train split has no row"):
-        documents([file], validation_file=[file])
+        documents(table(tmp_path, ["", " "]))
 
 
 @pytest.fixture
 def pairs(tmp_path):
-    file = tmp_path / "pairs.csv"
-    file.write_text("source,target\nw1,\nw2 w3,w4\n,w5\nw6,w7 w8\n")
-    return str(file)
+    (tmp_path / "pairs.csv").write_text("source,target\nw1,\nw2 w3,w4\n,w5\nw6,w7 w8\n")
+    return {"train_file": str(tmp_path / "pairs.csv"), "validation_file": str(tmp_path / "pairs.csv")}
 
 
-def test_pairs_without_a_source_or_target_are_named_by_line_or_left_out(pairs):
+def test_pairs_without_a_source_or_target_are_named_by_line(pairs):
     with pytest.raises(InputError, match="line 2: no usable target; line 4: no usable source"):
-        read_pairs(PairDataArguments(train_file=pairs))
-    splits = read_pairs(PairDataArguments(train_file=pairs, validation_file=pairs, drop_bad_rows=True))
-    assert splits.train[:] == {"source": ["w2 w3", "w6"], "target": ["w4", "w7 w8"]}
+        read_pairs(PairDataArguments(**pairs))
 
 
 def test_pairs_become_tokens_and_no_target_is_cut(pairs, tokenizer):
-    splits = read_pairs(PairDataArguments(train_file=pairs, validation_file=pairs, drop_bad_rows=True))
+    splits = read_pairs(PairDataArguments(**pairs, drop_bad_rows=True))
     rows = tokenize_pairs(splits, tokenizer, 4, 4, prefix="w0 ").train
     assert words_of(rows, tokenizer) == [["w0", "w2"], ["w0", "w6"]]
     assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows["labels"]] == ["w4", "w7 w8"]
@@ -114,12 +107,10 @@ def test_pairs_become_tokens_and_no_target_is_cut(pairs, tokenizer):
         tokenize_pairs(splits, tokenizer, 4, 3)
 
 
-def test_the_default_length_is_lowered_to_the_positions_of_the_model_and_a_longer_one_refused():
+def test_the_length_is_lowered_to_the_positions_of_the_model(caplog):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = BidirBertModel(BidirBertConfig(**shape, vocab_size=30, max_position_embeddings=32))
-    data = SimpleNamespace(max_length=128)
-    fit_max_length(data, {}, model, "some-bert")
-    assert data.max_length == 32
-    fit_max_length(data, {"max_length"}, model, "some-bert")
-    with pytest.raises(InputError, match=r"--max_length of at most 32, .* some-bert has; got 33"):
-        fit_max_length(SimpleNamespace(max_length=33), {"max_length"}, model, "some-bert")
+    for length, notes in ((31, 0), (32, 0), (33, 1)):
+        data = SimpleNamespace(max_length=length)
+        fit_max_length(data, model)
+        assert (data.max_length, len(caplog.records)) == (min(length, 32), notes)

@@ -1,9 +1,8 @@
-import json
+"""Vocabularies are the same in every run; their tokenizers load again, cut, end and decode texts."""
 
 from transformers import AutoTokenizer
 
 from hf_bidir.finetune.data.tokenizer import SPECIAL_TOKENS, train_wordpiece, train_words
-from tests.processes import run_python
 
 TEXTS = [
     f"the {noun} was {verb}ing, and {verb}ed again" for noun in ("Café", "film", "plot") for verb in ("shin", "bor")
@@ -11,7 +10,7 @@ TEXTS = [
 
 
 def wordpiece(**options):
-    return train_wordpiece(TEXTS, **({"vocab_size": 60, "max_length": 16} | options))
+    return train_wordpiece(TEXTS, vocab_size=60, max_length=16, **options)
 
 
 def test_a_saved_tokenizer_loads_as_a_fast_tokenizer_with_the_same_output(tmp_path):
@@ -37,14 +36,9 @@ def test_special_tokens_come_first_and_word_pieces_are_not_special():
     assert tokenizer.decode(tokenizer("the film").input_ids, skip_special_tokens=True) == "the film"
 
 
-def test_two_processes_learn_the_same_vocabulary():
-    script = (
-        "import json, sys; from hf_bidir.finetune.data.tokenizer import train_wordpiece;"
-        "tokenizer = train_wordpiece(json.loads(sys.argv[1]), vocab_size=60, max_length=16);"
-        "print(json.dumps(tokenizer.get_vocab()))"
-    )
-    other = run_python(script, json.dumps(TEXTS))
-    assert json.loads(other.splitlines()[-1]) == wordpiece().get_vocab()
+def test_every_run_learns_the_same_vocabulary():
+    vocabularies = [wordpiece().get_vocab() for _ in range(4)]
+    assert vocabularies == vocabularies[:1] * 4
 
 
 def test_words_are_numbered_by_frequency_then_by_the_alphabet_after_padding_and_unknown():
@@ -54,9 +48,8 @@ def test_words_are_numbered_by_frequency_then_by_the_alphabet_after_padding_and_
 
 
 def test_a_tokenizer_of_characters_gives_the_text_back_with_its_spaces():
-    tokenizer = train_words(
-        ["the 5th of März", "1998-03-05"], vocab_size=60, max_length=20, lowercase=False, unit="character"
-    )
+    texts = ["the 5th of März", "1998-03-05"]
+    tokenizer = train_words(texts, vocab_size=60, max_length=20, lowercase=False, unit="character")
     ids = tokenizer("the 8-März").input_ids
     assert len(ids) == len("the 8-März")
     assert tokenizer.decode(ids) == "the 8-März"
