@@ -1,10 +1,13 @@
 """One tiny model of each kind, with weights large enough that its attention is far from uniform."""
 
 import sys
+from typing import Any
 
 import torch
 import transformers
 from transformers import BertTokenizer, PreTrainedModel
+
+from hf_bidir import signed
 
 VOCABULARY, LENGTHS = 60, (9, 6, 2)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -46,6 +49,10 @@ def stock_model(family: str, **fields) -> PreTrainedModel:
     model_class, shape = STOCK[family]
     torch.manual_seed(0)
     return model_class(model_class.config_class(**shape | fields)).eval()
+
+
+def signed_model(family: str, mass: Any = 1.0, **fields) -> PreTrainedModel:
+    return signed(stock_model(family, **fields), mass)
 
 
 def random_model(name: str, **fields) -> PreTrainedModel:

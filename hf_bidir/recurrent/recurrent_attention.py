@@ -60,7 +60,7 @@ class BidirAlignment(nn.Module):
         scores = self.score(queries, states).unsqueeze(1)
         weight: Tensor | float = 1.0
         if self.config.attn_window is not None:
-            keep, weight = self._local(query, keep, step)
+            keep, weight = self._local(query, keep, step)  # type: ignore[arg-type]  # scores with a query alone
         change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
         if change is None:
             return weight * self.activated(scores, keep)

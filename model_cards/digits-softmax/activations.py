@@ -97,7 +97,7 @@ def checked_negative_mass(mass: Any) -> Any:
     if isinstance(mass, Tensor):
         valid = torch.compiler.is_compiling() or bool(((mass >= 0) & (mass <= 1)).all())
     else:
-        valid = isinstance(mass, Real) and 0 <= mass <= 1
+        valid = isinstance(mass, Real) and 0 <= mass <= 1  # type: ignore[operator]
     if not valid:
         raise ValueError(
             "a negative mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), a list has one entry per layer, each a "

@@ -57,8 +57,6 @@ class BidirConfigMixin(_Stock):
     def to_diff_dict(self) -> dict[str, Any]:
         """As in transformers, but always with the attention fields, so that saved configs do not depend on defaults."""
         ours = {name: getattr(self, name) for name in ATTENTION_FIELDS if hasattr(self, name)}
-        if "attn_negative_mass" in ours:  # a list may have changed in place
-            ours["attn_negative_mass"] = as_masses(ours["attn_negative_mass"])
         return super().to_diff_dict() | ours | {"attn_format": FORMAT}
 
     def check_scope(self) -> None:
@@ -173,7 +171,6 @@ def __getattr__(name: str) -> type[PretrainedConfig]:
 def check_bidir_config(config: PretrainedConfig) -> None:
     """Raise ValueError for invalid attention fields; `check_layers` compares them with a model's layers."""
     get_attn_activation(config.attn_activation)
-    as_masses(config.attn_negative_mass)  # anew, because a list can change in place
     config.check_scope()
 
 

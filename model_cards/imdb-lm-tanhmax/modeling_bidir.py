@@ -60,8 +60,9 @@ class BidirMixin(_Stock):
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
         made = type(self)
         if made.__module__.startswith("torch."):  # derived by FSDP in a file of torch, which would be saved as code
+            base = next(base for base in made.__mro__ if base.__module__ == __name__)
             made.__module__ = __name__
-            made.__name__ = made.__qualname__ = made.__name__.removeprefix("FSDP")
+            made.__name__ = made.__qualname__ = base.__name__
         return super().save_pretrained(*args, **kwargs)
 
     @classmethod

@@ -222,7 +222,7 @@ for _name in BUILT_IN:
 def backend_of(name: str) -> Backend:
     """The backend of an attn_implementation; ValueError if signed layers have none."""
     for find in (BACKENDS.get, *OTHER_BACKENDS):
-        backend = find(name)
+        backend = find(name)  # type: ignore[operator]
         if backend is not None:
             return backend
     faster = '"fused", flash_attention_2, 3 or 4, flex_attention' if OTHER_BACKENDS else f"for others {INSTALL}"
@@ -294,7 +294,8 @@ def forward_names(module_class: type[nn.Module]) -> frozenset[str]:
 def stock_eager(module_class: type[nn.Module]) -> Callable | None:
     """The eager attention function that a layer calls by default, which its `forward` names."""
     functions = inspect.unwrap(module_class.forward).__globals__
-    names = (name for name in forward_names(module_class) if name.endswith("eager_attention_forward"))
+    named = forward_names(module_class)  # type: ignore[arg-type]
+    names = (name for name in named if name.endswith("eager_attention_forward"))
     return functions.get(next(names, ""))
 
 

@@ -9,14 +9,10 @@ import transformers
 import hf_bidir
 from hf_bidir import signed
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import DECODERS, ENCODERS, FAMILIES, SHAPE, TEXT, inputs_of, logits_of, stock_model
+from tests.tiny_models import DECODERS, ENCODERS, FAMILIES, SHAPE, TEXT, inputs_of, logits_of, signed_model, stock_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 BACKENDS = ["sdpa", "eager"]
-
-
-def signed_model(family, mass=1.0, **fields):
-    return signed(stock_model(family, **fields), mass)
 
 
 def windowed(family, reach):

@@ -20,8 +20,7 @@ INPUTS = inputs_of("bert")
 def test_any_real_number_is_a_negative_mass_when_signing_and_later_and_is_saved_as_a_float(number, tmp_path):
     model, expected = signed(stock_model("bert"), number), logits_of(signed(stock_model("bert"), 0.5), INPUTS)
     assert torch.equal(logits_of(model, INPUTS), expected)
-    model.config.attn_negative_mass = [1.0, number]
-    model.config.attn_negative_mass[0] = number
+    model.config.attn_negative_mass = [number, 0.5]
     assert torch.equal(logits_of(model, INPUTS), expected)
     model.save_pretrained(tmp_path)
     assert type(model).from_pretrained(tmp_path).config.attn_negative_mass == [0.5, 0.5]

@@ -10,22 +10,16 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
 )
 
 import hf_bidir
-from hf_bidir import (
-    BidirBertForSequenceClassification,
-    signed,
-)
+from hf_bidir import BidirBertForSequenceClassification, signed
 from hf_bidir.hub.isolated import CHILD
 from tests.processes import run_python
-from tests.tiny_models import FAMILIES, SHAPE, TEXT, inputs_of, logits_of, random_model, stock_model
+from tests.tiny_models import FAMILIES, SHAPE, TEXT, inputs_of, logits_of, random_model, signed_model, stock_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def signed_model(family, mass=1.0, **fields):
-    return signed(stock_model(family, **fields), mass)
 
 
 @every_family
@@ -57,27 +51,26 @@ def keys_of(folder):
     return load_file(folder / "model.safetensors").keys()
 
 
+def deberta():
+    fields = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    return signed(random_model("DebertaV2Model", **SHAPE | TEXT | fields))
+
+
+def windowed():
+    torch.manual_seed(0)
+    config = hf_bidir.BidirBertConfig(**SHAPE | TEXT, attn_scope="window", attn_window=1)
+    return BidirBertForSequenceClassification(config).eval()
+
+
 ALONE = {
     "vit": (lambda: signed_model("vit"), "vit", "AutoModelForImageClassification"),
     "bart": (lambda: signed_model("bart"), "bart", "AutoModelForSeq2SeqLM"),
     "the encoder below a head": (lambda: signed_model("bert").base_model, "bert", "AutoModel"),
     "the decoder below a head": (lambda: signed_model("llama", 0.3).model, "llama", "AutoModel"),
     "the model inside an encoder-decoder": (lambda: signed_model("bart").base_model, "bart", "AutoModel"),
-    "a window": (lambda: windowed("bert"), "bert", "AutoModelForSequenceClassification"),
-    "attention of its own": (lambda: deberta(), "bert", "AutoModel"),
+    "a window": (windowed, "bert", "AutoModelForSequenceClassification"),
+    "attention of its own": (deberta, "bert", "AutoModel"),
 }
-
-
-def deberta():
-    fields = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
-    return signed(random_model("DebertaV2Model", **SHAPE | TEXT | fields))
-
-
-def windowed(family):
-    config = signed_model(family).config
-    config.attn_scope, config.attn_window = "window", 1
-    torch.manual_seed(0)
-    return BidirBertForSequenceClassification(config).eval()
 
 
 BACKENDS_ALONE = """
@@ -140,6 +133,15 @@ def test_a_part_of_a_model_takes_its_attention_from_the_whole(tmp_path):
     signed(transformers.CLIPModel(config), 0.25).save_pretrained(tmp_path)
     part = hf_bidir.BidirCLIPVisionModel.from_pretrained(tmp_path)
     assert part.config.attn_negative_mass == 0.25
+
+
+def test_a_class_that_fsdp_derives_in_torch_is_saved_under_the_name_of_the_signed_class(tmp_path):
+    model = signed_model("bert")
+    made = type(model)
+    model.__class__ = type(f"FSDP{made.__name__}", (made,), {"__module__": "torch.distributed.fsdp"})
+    model.save_pretrained(tmp_path)
+    assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is made
+    assert AutoConfig.from_pretrained(tmp_path).architectures == [made.__name__]
 
 
 def test_a_part_with_a_config_of_its_own_is_not_saved_as_softmax(tmp_path):
