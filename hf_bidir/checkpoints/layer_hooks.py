@@ -1,4 +1,4 @@
-"""Observe or change the coefficients, keys and layers of a running signed model.
+"""Observe or change the coefficients, projections and layers of a running signed model.
 
 A change acts on the calls of the thread that makes it, after those of surrounding contexts.
 """
@@ -27,15 +27,7 @@ NEGLIGIBLE = 1e-3  # magnitude of a coefficient
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
     """Inside the context, replace the coefficients of every layer, `[batch, heads, queries, keys]`, by
     `edit(coefficients)`, which is called once per call of a layer, in order."""
-    return _intervening(model, Interventions(edit=edit))
-
-
-def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
-    """Inside the context, every layer drops the keys where `keep`, boolean `[batch, 1, 1, keys]`, is False.
-
-    For calls without a cache. Padding, and keys that a surrounding context drops, stay dropped.
-    """
-    return _intervening(model, Interventions(keep=keep))
+    return _intervening(model, Interventions(edits=(edit,)))
 
 
 def edited_projections(
@@ -46,7 +38,7 @@ def edited_projections(
     Query is `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]`. Attention with its
     own scores is not edited.
     """
-    return _intervening(model, Interventions(project=edit))
+    return _intervening(model, Interventions(projections=(edit,)))
 
 
 def observed_layers(
@@ -56,7 +48,7 @@ def observed_layers(
 
     Key and value are `[batch, key heads, keys, head_dim]`, the context `[batch, queries, heads, head_dim]`.
     """
-    return _intervening(model, Interventions(observe=observe))
+    return _intervening(model, Interventions(observers=(observe,)))
 
 
 def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
@@ -100,8 +92,8 @@ def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[S
     encoder = [layer for layer in signed_layers(model) if layer not in decoder]
     check_attends(model)
     with (
-        intervening(model, encoder, Interventions(edit=partial(add, MASK))),
-        intervening(model, decoder, Interventions(edit=partial(add, DECODER_MASK))),
+        intervening(model, encoder, Interventions(edits=(partial(add, MASK),))),
+        intervening(model, decoder, Interventions(edits=(partial(add, DECODER_MASK),))),
     ):
         yield count
 
@@ -134,7 +126,7 @@ def signed_parts(model: nn.Module, record: Callable[[Tensor, Tensor], None]) -> 
         positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
         record(positive, context - positive)
 
-    return _intervening(model, Interventions(edit=keep, observe=observe))
+    return _intervening(model, Interventions(edits=(keep,), observers=(observe,)))
 
 
 def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:

@@ -60,7 +60,8 @@ class Piece(NamedTuple):
 
     of_queries: tuple[slice, slice, slice, slice]  # index into a tensor [batch, key heads, groups, queries, ...]
     of_keys: tuple[slice, slice, slice]  # index into a tensor [batch, key heads, keys, ...]
-    factors: list[tuple[slice, Tensor]]  # by parts of the keys, a factor 0 for every masked pair
+    masked: slice  # of these keys
+    factor: Tensor | None  # 0 for every masked pair of them, else 1
 
 
 class _Chunked(torch.autograd.Function):
@@ -72,27 +73,29 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, shift, plan):
         problem = _Problem(query, key, shift, plan)
-        batch, heads, groups, queries, _ = problem.query.shape
+        batch, heads, queries, _ = query.shape
         # The memory layout is [batch, queries, heads, value_dim], so that merging the heads needs no copy.
-        context = query.new_empty(batch, queries, heads, groups, value.shape[3])
-        contexts = context.permute(0, 2, 3, 1, 4)
-        inverses = query.new_empty(batch, heads, groups, queries, 1, dtype=problem.dtype)
-        modes = []
+        context = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
+        inverse = query.new_empty(batch, heads, queries, 1, dtype=problem.dtype)
+        contexts = problem.grouped(context)
+        inverses = problem.grouped(inverse)
+        ctx.plain = []  # by piece
         for index, piece in enumerate(problem.pieces()):
-            sinh, cosh, mode = problem.hyperbolic(piece)
+            scores = problem.scores(piece)
+            plain = _is_plain(scores)
+            sinh, cosh = problem.hyperbolic(scores, piece, plain)
             total = cosh.sum(-1, keepdim=True)
             if plan.keep is not None:
                 total.masked_fill_(total == 0, torch.inf)
-            inverse = total.reciprocal_()
+            of_piece = total.reciprocal_()
             if plan.call.dropout > 0:
                 sinh.mul_(problem.dropout_factors(sinh, index))
-            mixed = (sinh @ value[piece.of_keys].to(problem.dtype)).mul_(inverse)
+            mixed = (sinh @ value[piece.of_keys].to(problem.dtype)).mul_(of_piece)
             contexts[piece.of_queries] = problem.by_group(mixed)
-            inverses[piece.of_queries] = problem.by_group(inverse)
-            modes.append(mode)
-        context = context.flatten(2, 3).transpose(1, 2)
-        ctx.save_for_backward(query, key, value, shift, context, inverses.flatten(1, 2))
-        ctx.plan, ctx.modes = plan, modes
+            inverses[piece.of_queries] = problem.by_group(of_piece)
+            ctx.plain.append(plain)
+        ctx.save_for_backward(query, key, value, shift, context, inverse)
+        ctx.plan = plan
         return context
 
     @staticmethod
@@ -105,7 +108,7 @@ class _Chunked(torch.autograd.Function):
 def _gradients(ctx, grad_context: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of query, key, value and shift."""
     query, key, value, shift, context, inverse = ctx.saved_tensors
-    plan = ctx.plan
+    call = ctx.plan.call
     problem = _Problem(query, key, shift, ctx.plan)
     # Each query is in the pieces of one block, a key in any number of blocks, so gradients of keys are summed. The
     # sums are [..., size, keys]: the products added to them then need no transposed copy of a piece.
@@ -118,11 +121,11 @@ def _gradients(ctx, grad_context: Tensor) -> tuple[Tensor | None, ...]:
     grad_contexts = problem.grouped(grad_context)
     grad_queries = problem.grouped(grad_query)
     for index, piece in enumerate(problem.pieces()):
-        sinh, cosh, _ = problem.hyperbolic(piece, ctx.modes[index])
+        sinh, cosh = problem.hyperbolic(problem.scores(piece), piece, ctx.plain[index])
         grad_output = grad_contexts[piece.of_queries].flatten(2, 3)
         grad_coefficients = grad_output @ value[piece.of_keys].to(problem.dtype).mT
         applied = sinh
-        if plan.call.dropout > 0:
+        if call.dropout > 0:
             factors = problem.dropout_factors(sinh, index)
             applied = sinh * factors
             grad_coefficients.mul_(factors)
@@ -132,10 +135,9 @@ def _gradients(ctx, grad_context: Tensor) -> tuple[Tensor | None, ...]:
         if grad_shift is not None:
             summed = problem.by_group(grad_scores).sum((0, 3, 4))
             grad_shift.view(-1, problem.groups)[piece.of_keys[1]] += summed
-        scaled = (grad_scores @ key[piece.of_keys].to(problem.dtype)).mul_(plan.call.scaling)
+        scaled = (grad_scores @ key[piece.of_keys].to(problem.dtype)).mul_(call.scaling)
         grad_queries[piece.of_queries] = problem.by_group(scaled)
-        scaled_queries = problem.query[piece.of_queries].to(problem.dtype).flatten(2, 3) * plan.call.scaling
-        _accumulate(grad_key, piece, scaled_queries, grad_scores)
+        _accumulate(grad_key, piece, problem.rows(piece) * call.scaling, grad_scores)
     return grad_query, grad_key.mT.to(key.dtype), grad_value.mT.to(value.dtype), grad_shift
 
 
@@ -160,7 +162,6 @@ class _Problem:
         if self.keep is not None:
             self.keep = self.keep.unsqueeze(2) if self.keep.shape[1] == 1 else self.grouped(self.keep)
         self.on_cpu = query.device.type == "cpu"
-        self.threads = min(key.shape[1], plan.threads) if self.on_cpu else 1
         self.dtype = compute_dtype(query.dtype)
 
     def grouped(self, x: Tensor) -> Tensor:
@@ -173,78 +174,84 @@ class _Problem:
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces that together cover all unmasked pairs."""
-        batch, heads, groups, queries, _ = self.query.shape
-        keys, call = self.key.shape[2], self.call
-        budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // groups
-        keys_differ = call.banded or (self.keep is not None and self.keep.shape[3] > 1)
+        batch, heads, _, queries, _ = self.query.shape
+        keys = self.key.shape[2]
+        budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // self.groups
+        keys_differ = self.call.banded or (self.keep is not None and self.keep.shape[3] > 1)
         piece_rows = min(queries, BAND_ROWS if keys_differ else ROWS, max(1, 2 * budget // keys))
         for first in range(0, queries, piece_rows):
             rows = slice(first, min(first + piece_rows, queries))
-            columns = reach(call, rows, keys)
-            pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
-            examples = budget // (pairs * heads)
-            piece_heads = heads
-            if examples == 0:  # two threads take as long for three heads as for four
-                fitting = budget // pairs
-                examples = 1
-                piece_heads = max(fitting - fitting % self.threads, self.threads)
-            band = self.band_factors(rows, columns) if self.keep is None else []
+            columns = reach(self.call, rows, keys)
+            band = self.band(rows, columns) if self.keep is None else (EVERY, None)
+            examples, piece_heads = self.fitting(budget // ((rows.stop - first) * (columns.stop - columns.start)))
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
                     part = slice(b, b + examples), slice(h, h + piece_heads)
-                    kept, factors = columns, band
+                    kept, mask = columns, band
                     if self.keep is not None:
-                        kept, factors = self.masked((*part, slice(0, groups), rows, columns))
-                    yield Piece((*part, EVERY, rows), (*part, kept), factors)
+                        kept, mask = self.masked((*part, EVERY, rows, columns))
+                    yield Piece((*part, EVERY, rows), (*part, kept), *mask)
 
-    def masked(self, index: tuple[slice, ...]) -> tuple[slice, list[tuple[slice, Tensor]]]:
-        """The columns without those before the first and after the last kept key, and the mask as factors.
+    def fitting(self, count: int) -> tuple[int, int]:
+        """The examples and heads of a piece in which `count` heads fit: all heads, or heads of one example."""
+        heads = self.key.shape[1]
+        threads = min(heads, self.plan.threads) if self.on_cpu else 1
+        if count >= heads:
+            return count // heads, heads
+        return 1, max(count - count % threads, threads)  # two threads take as long for three heads as for four
+
+    def masked(self, index: tuple[slice, ...]) -> tuple[slice, tuple[slice, Tensor | None]]:
+        """The columns without those before the first and after the last kept key, and the mask as a factor.
 
         Args:
             index: of a piece in `[batch, key heads, groups, queries, keys]`.
         """
         rows, columns = index[3:]
-        keep = self.keep
-        for axis, part in enumerate(index):
-            if keep.shape[axis] > 1:
-                keep = keep.narrow(axis, part.start, min(part.stop, keep.shape[axis]) - part.start)
+        sizes = self.keep.shape
+        keep = self.keep[tuple(part if size > 1 else EVERY for part, size in zip(index, sizes, strict=True))]
         if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
             used = keep.flatten(0, 3).any(0).nonzero().flatten().tolist() or [0]
             keep = keep[..., used[0] : used[-1] + 1]
             columns = slice(columns.start + used[0], columns.start + used[-1] + 1)
             if keep.all():
-                return columns, self.band_factors(rows, columns)
+                return columns, self.band(rows, columns)
         band = self.call.band(rows, columns, self.key.device)
         keep = keep if band is None else keep & band
-        return columns, [(EVERY, keep.to(self.dtype))]
+        return columns, (EVERY, keep.to(self.dtype))
 
-    def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
-        """The part of `columns`, relative to its start, in which causality or the window drops a pair."""
+    def band(self, rows: slice, columns: slice) -> tuple[slice, Tensor | None]:
+        """The part of `columns`, relative to its start, in which causality or the window drops a pair; and a factor."""
         first = columns.start
         if self.call.window is None:  # up to the diagonal, causality drops no pair
             first = max(first, rows.start + 1)
         if not self.call.banded or first >= columns.stop:
-            return []
+            return EVERY, None
         band = self.call.band(rows, slice(first, columns.stop), self.key.device)
-        return [(slice(first - columns.start, None), band.to(self.dtype))]
+        return slice(first - columns.start, None), band.to(self.dtype)
 
-    def hyperbolic(self, piece: Piece, mode: str | None = None) -> tuple[Tensor, Tensor, str]:
-        """sinh and cosh of the scores, `[examples, key heads, groups * rows, columns]`, and the mode; 0 where masked.
+    def rows(self, piece: Piece) -> Tensor:
+        """The queries of a piece, `[examples, key heads, groups * rows, head_dim]`."""
+        return self.query[piece.of_queries].to(self.dtype).flatten(2, 3)
 
-        sinh and cosh are scaled by one number per row, which depends on the mode; the mode is chosen unless given.
-        """
-        queries = self.query[piece.of_queries].to(self.dtype).flatten(2, 3)
-        scores = (queries * (self.call.scaling * LOG2_E)) @ self.key[piece.of_keys].to(self.dtype).mT
-        by_group = self.by_group(scores)
+    def scores(self, piece: Piece) -> Tensor:
+        """Scores in base 2, `[examples, key heads, groups * rows, columns]`; 0 where masked."""
+        keys = self.key[piece.of_keys].to(self.dtype)
+        scores = (self.rows(piece) * (self.call.scaling * LOG2_E)) @ keys.mT
         if self.shift is not None:
-            by_group += self.shift[piece.of_keys[1]] * LOG2_E
-        for columns, factor in piece.factors:
-            by_group[..., columns].mul_(factor)  # sinh(0) = 0: drops the pair without changing the row's largest score
-        mode = _mode(scores) if mode is None else mode
-        sinh, cosh = _hyperbolic(scores, mode)
-        for columns, factor in piece.factors:
-            self.by_group(cosh)[..., columns].mul_(factor)
-        return sinh, cosh, mode
+            self.by_group(scores).add_(self.shift[piece.of_keys[1]] * LOG2_E)
+        self.mask(scores, piece)  # sinh(0) = 0: drops the pair without changing the row's largest score
+        return scores
+
+    def mask(self, x: Tensor, piece: Piece) -> None:
+        """Set masked pairs to 0."""
+        if piece.factor is not None:
+            self.by_group(x)[..., piece.masked].mul_(piece.factor)
+
+    def hyperbolic(self, scores: Tensor, piece: Piece, plain: bool) -> tuple[Tensor, Tensor]:
+        """sinh and cosh of scores, both scaled by one number per row; 0 where masked. Overwrites the scores."""
+        sinh, cosh = _plain_hyperbolic(scores) if plain else _hyperbolic(scores)
+        self.mask(cosh, piece)
+        return sinh, cosh
 
     def dropout_factors(self, coefficients: Tensor, index: int) -> Tensor:
         """0 with the probability of dropout, else `1 / (1 - dropout)`, for the coefficients of a piece."""
@@ -253,36 +260,28 @@ class _Problem:
         return torch.empty_like(coefficients).bernoulli_(kept, generator=generator).div_(kept)
 
 
-def _mode(scores: Tensor) -> str:
-    """The cheapest mode of `_hyperbolic` that is exact for the largest score of a piece.
+def _is_plain(scores: Tensor) -> bool:
+    """Whether `_plain_hyperbolic` is exact for a piece: if its largest score is neither small nor could overflow.
 
-    On a GPU always "shifted": synchronising to get the largest score would cost more.
+    On a GPU never: synchronising to get the largest score would cost more.
     """
     if scores.device.type != "cpu":
-        return "shifted"
+        return False
     low, high = torch.aminmax(scores)
-    largest = max(-low.item(), high.item()) / LOG2_E
-    if largest < SMALL_SCORE:
-        return "small"
-    return "plain" if largest < SAFE_SCORE else "shifted"  # also for NaN, which compares as False
+    return SMALL_SCORE <= max(-low.item(), high.item()) / LOG2_E < SAFE_SCORE
 
 
-def _hyperbolic(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """sinh and cosh of scores in base 2, both scaled by one number per row. Overwrites the scores.
+def _plain_hyperbolic(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """`2 sinh` and `2 cosh` of scores in base 2, by one exponential and its reciprocal. Overwrites the scores."""
+    positive = scores.exp2_()
+    negative = positive.reciprocal()
+    sinh = positive.sub_(negative)  # in place, so that no third tensor is allocated
+    return sinh, torch.add(sinh, negative, alpha=2, out=negative)
 
-    "small" computes `e^s - 1`, where `e^s - e^-s` would cancel; "plain" one exponential and its reciprocal; "shifted"
-    divides by the row's largest exponential, for scores whose exponentials could overflow.
-    """
-    if mode == "plain":
-        positive = scores.exp2_()
-        negative = positive.reciprocal()
-        sinh = positive.sub_(negative)  # in place, so that no third tensor is allocated
-        return sinh, torch.add(sinh, negative, alpha=2, out=negative)
+
+def _hyperbolic(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """sinh and cosh of scores in base 2, divided by half of the row's largest exponential. Overwrites the scores."""
     scores.div_(LOG2_E)
-    if mode == "small":
-        above_one = scores.expm1_()
-        below_one = above_one / (above_one + 1)  # 1 - e^-s
-        return (above_one + below_one).div_(2), above_one.sub_(below_one).div_(2).add_(1)
     magnitude = scores.abs()
     weight = (magnitude - magnitude.amax(-1, keepdim=True)).exp_()
     decay = magnitude.mul_(-2).expm1_()

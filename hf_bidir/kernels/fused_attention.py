@@ -14,11 +14,10 @@ from torch import Tensor
 from hf_bidir.kernels.chunked_attention import refuse_second_derivatives
 from hf_bidir.kernels.fused_kernels import MOST_SPLITS, KeyGradients, QueryGradients, Result
 from hf_bidir.kernels.fused_launch import launch
-from hf_bidir.kernels.fused_path import HEAD_DIMS, INTERPRETED
-from hf_bidir.kernels.fused_problem import Inputs, Prepared, has_few_rows, pairs_of, prepared, rows_of
+from hf_bidir.kernels.fused_path import unsupported
+from hf_bidir.kernels.fused_problem import Inputs, Prepared, pairs_of, prepared, rows_of
 from hf_bidir.modeling.attention_call import AttentionCall
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PART = 128  # keys; the parts into which the decode kernel splits the keys are multiples of it
 # Unique per module name, so that a checkpoint's copy of this file does not replace the operators of another version.
 NAMESPACE = re.sub(r"\W", "_", __name__)
@@ -61,7 +60,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | No
         key,
         value,
         keep,
-        None if call.bias is None else _full_bias(call.bias, query, key),
+        None if call.bias is None else _full_bias(call.bias, (*query.shape[:3], key.shape[2])),
         None if shift is None else shift.flatten().contiguous(),
         # a tensor rather than a number, so that a compiled graph draws a new seed in every call
         torch.randint(2**62, (1,), device=query.device) if call.dropout > 0 else None,
@@ -84,38 +83,31 @@ def _forward(*inputs) -> tuple[Tensor, Tensor]:
     context = _new_context(tensors)
     normaliser = _new_normaliser(tensors)
     result = Result(rows_of(context), normaliser)
-    if has_few_rows(tensors):
+    if call.code.rows:
         _decode(call, result)
     else:
-        launch(
-            "forward",
-            (call.problem, result),
-            call.code,
-            call.kinds,
-            (_sequences(tensors.query), tensors.query.shape[2]),
-        )
+        launch("forward", call, (result,), _sequences(context), context.shape[2])
     return context, normaliser
 
 
 def _decode(call: Prepared, result: Result) -> None:
     """Compute few queries, whose keys are split among programs."""
     problem = call.problem
-    code = call.code
     context = result.context.pointer
     normaliser = result.normaliser
     sequences = _sequences(problem.key.pointer)
     wanted = max(1, min(_busy_programs(context.device) // sequences, MOST_SPLITS.value))
     span = -(-problem.keys // (wanted * PART)) * PART
-    splits, parts = -(-problem.keys // span), result
-    if splits > 1:
-        shape = (splits * context.shape[0], *context.transpose(1, 2).shape[1:])
-        contexts = context.new_empty(shape, dtype=torch.float32).transpose(1, 2)
-        parts = Result(rows_of(contexts), normaliser.new_empty(splits, *normaliser.shape))
-    rows = 1 << (max(16, problem.queries * problem.groups) - 1).bit_length()
-    kinds = (parts.context.pointer.dtype, *call.kinds)
-    launch("decode", (problem, parts, splits, span), code._replace(rows=rows), kinds, (sequences * splits, 1))
-    if splits > 1:
-        launch("merge", (problem, parts, result, splits), code, call.kinds, (normaliser.numel(), 1))
+    splits = -(-problem.keys // span)
+    if splits == 1:
+        launch("decode", call, (result, 1, span), sequences)
+        return
+    batch, heads, queries, size = context.shape
+    contexts = context.new_empty(splits * batch, queries, heads, size, dtype=torch.float32)
+    parts = Result(rows_of(contexts.transpose(1, 2)), normaliser.new_empty(splits, *normaliser.shape))
+    in_parts = call._replace(kinds=(*call.kinds, torch.float32))
+    launch("decode", in_parts, (parts, splits, span), sequences * splits)
+    launch("merge", call, (parts, result, splits), normaliser.numel())
 
 
 def _sequences(x: Tensor) -> int:
@@ -138,26 +130,19 @@ def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wa
     grad_key = _new_gradient(saved.key)
     grad_value = _new_gradient(saved.value)
     grad_shift = None if saved.shifts is None else torch.zeros_like(result.normaliser)
-    grad_bias = (
-        torch.zeros_like(saved.bias, dtype=torch.float32, memory_format=torch.contiguous_format)
-        if bias_wanted
-        else None
-    )
+    grad_bias = None
+    if bias_wanted:
+        layout = torch.contiguous_format
+        grad_bias = torch.zeros_like(saved.bias, dtype=torch.float32, memory_format=layout)
     delta = torch.empty_like(result.normaliser)
     of_query = QueryGradients(
         rows_of(grad_query), delta, grad_shift, None if grad_bias is None else pairs_of(grad_bias)
     )
-    arguments = (call.problem, call.upstream, result, of_query)
-    kinds = (grad_shift is None, grad_bias is None, *call.kinds)
-    launch("query_gradient", arguments, call.code, kinds, (_sequences(grad_query), grad_query.shape[2]))
-    arguments = (
-        call.problem,
-        call.upstream,
-        result.normaliser,
-        delta,
-        KeyGradients(rows_of(grad_key), rows_of(grad_value)),
-    )
-    launch("key_value_gradient", arguments, call.code, call.kinds, (_sequences(grad_key), grad_key.shape[2]))
+    of_key = KeyGradients(rows_of(grad_key), rows_of(grad_value))
+    with_bias = call._replace(kinds=(*call.kinds, bias_wanted))
+    launch("query_gradient", with_bias, (call.upstream, result, of_query), _sequences(context), context.shape[2])
+    arguments = (call.upstream, result.normaliser, delta, of_key)
+    launch("key_value_gradient", call, arguments, _sequences(grad_key), grad_key.shape[2])
     return grad_query, grad_key, grad_value, grad_bias, grad_shift
 
 
@@ -245,29 +230,19 @@ def _new_gradient(x: Tensor) -> Tensor:
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def _full_bias(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A bias as `[batch or 1, heads or 1, queries or 1, keys]`; ValueError unless it broadcasts to the scores."""
-    scores = (*query.shape[:3], key.shape[2])
-    if bias.dim() > 4 or any(size not in (1, full) for size, full in zip(bias.shape[::-1], scores[::-1], strict=False)):
-        raise ValueError(f"bias must broadcast to [batch, heads, queries, keys] = {scores}, got {tuple(bias.shape)}.")
+def _full_bias(bias: Tensor, scores: tuple[int, ...]) -> Tensor:
+    """A bias as `[batch or 1, heads or 1, queries or 1, keys]`; torch's error unless it broadcasts to the scores."""
+    bias.expand(scores)
     bias = bias[(None,) * (4 - bias.dim())]
     return bias.expand(*bias.shape[:3], scores[3])
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise ValueError unless the kernels support these tensors."""
-    (low, high) = HEAD_DIMS
-    sizes = (query.shape[3], value.shape[3])
-    device = query.device
-    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
-        expected = "one dtype, fp16, bf16 or fp32"
-    elif min(sizes) < low or max(sizes) > high:
-        expected = f"head dimensions from {low} to {high}"
-    elif device.type == "cpu" and not INTERPRETED:
-        expected = "a GPU"
-    elif device.type == "cuda" and _capability(device) < 8:
-        expected = "a GPU of compute capability 8 or more"
-    else:
+    expected: str | None = "one dtype"
+    if query.dtype == key.dtype == value.dtype:
+        expected = unsupported(query.device, query.dtype, query.shape[3], value.shape[3])
+    if expected is None:
         return
     # Only here, because torch.compile does not support this loop over symbolic sizes.
     received = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (query, key, value)]
@@ -275,8 +250,3 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         f"fused attention needs {expected}, got query, key and value {', '.join(received)}; use "
         'implementation="auto", or in a model attn_implementation="sdpa".'
     )
-
-
-@lru_cache
-def _capability(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).major

@@ -20,8 +20,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # the difference above the limit; fp32 uses four terms of the series, exact to 1e-8.
 LINEAR_BELOW = tl.constexpr(0.0144)
 SERIES_BELOW = tl.constexpr(0.7)
-PRECISIONS = ("tf32", "tf32x3", "wide")  # the last for bf16 in the interpreter, which cannot multiply it
-TF32X3, WIDE = tl.constexpr(1), tl.constexpr(2)
+# Precisions of matrix products, the last for bf16 in the interpreter, which cannot multiply it.
+TF32, TF32X3, WIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al. 2011)
 SCANNED = tl.constexpr(1024)  # entries of a mask or of normalisers that a program reads at once
 
@@ -77,8 +77,8 @@ class Code(NamedTuple):
     per_key: bool  # all queries of a head have the same mask row
     unit: int  # all strides of `Rows` are multiples of it
     wide: bool  # whether strides need 64 bits
-    precision: int  # of matrix products, of PRECISIONS; Triton 3.6 takes no text in a tuple
-    rows: int = 0  # queries of a block
+    precision: int  # of matrix products, such as TF32; Triton 3.6 takes no text in a tuple
+    rows: int = 0  # queries of a block; without a tiling, 0 unless one block has the queries of all heads
     columns: int = 0  # keys of a block
 
 
@@ -99,8 +99,8 @@ class Head(NamedTuple):
     query: Matrix
     key: Matrix
     value: Matrix
-    shift: Any  # None, or in base 2
-    seed: Any
+    shift: Any  # in base 2; 0 without shifts
+    seed: Any  # 0 without dropout
 
 
 class Reach(NamedTuple):
@@ -124,6 +124,21 @@ def matrix_of(tensor, example, head, UNIT: tl.constexpr):
     offset = tl.cast(example, tl.int64) * in_units(tensor.per_example, UNIT)
     offset += tl.cast(head, tl.int64) * in_units(tensor.per_head, UNIT)
     return Matrix(tensor.pointer + offset, in_units(tensor.per_row, UNIT))
+
+
+@triton.jit
+def states_of(problem, example, h, key_head, UNIT: tl.constexpr):
+    """Query, key, value, shift and seed of a head, or of a block of heads `[rows, 1]` that share a key head."""
+    query = matrix_of(problem.query, example, h, UNIT)
+    key = matrix_of(problem.key, example, key_head, UNIT)
+    value = matrix_of(problem.value, example, key_head, UNIT)
+    shift = 0.0
+    if problem.shifts is not None:
+        shift = tl.load(problem.shifts + h) * LOG2_E
+    seed = 0
+    if problem.seed is not None:  # one for each head and example
+        seed = tl.load(problem.seed) + example * problem.heads + h
+    return query, key, value, shift, seed
 
 
 @triton.jit
@@ -294,7 +309,7 @@ def with_terms(t, head, rows, columns):
         inside = (rows < head.problem.queries) & (columns < head.problem.keys)
         pointers = bias.pointer + rows.to(tl.int64) * bias.stride + columns
         t += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2_E
-    if head.shift is not None:
+    if head.problem.shifts is not None:
         t += head.shift
     return t
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from hf_bidir.kernels.fused_blocks import (
     LINEAR_BELOW,
     LN2,
-    LOG2_E,
     Head,
     Pairs,
     Reach,
@@ -32,6 +31,7 @@ from hf_bidir.kernels.fused_blocks import (
     rounded,
     row_of,
     rows_in_reach,
+    states_of,
     store_rows,
     tl,  # imported there with a helpful error if Triton is missing
     triton,
@@ -78,21 +78,13 @@ def forward_kernel(problem, result, code: tl.constexpr):
     first_row = tl.program_id(0) % blocks * code.rows
     example = sequence // problem.heads
     h = sequence % problem.heads
-    query = matrix_of(problem.query, example, h, code.unit)
-    key = matrix_of(problem.key, example, h // problem.groups, code.unit)
-    value = matrix_of(problem.value, example, h // problem.groups, code.unit)
-    shift = problem.shifts
-    if shift is not None:
-        shift = tl.load(shift + h) * LOG2_E
-    seed = problem.seed
-    if seed is not None:  # one for each head and example
-        seed = tl.load(seed) + sequence
+    query, key, value, shift, seed = states_of(problem, example, h, h // problem.groups, code.unit)
     head = Head(problem, example, h, h, query, key, value, shift, seed)
     reach = columns_in_reach(head, first_row, code)
     q = load_rows(head.query, first_row, problem.queries, code.rows, code.head_size, code.head_pad)
     rows = first_row + tl.arange(0, code.rows)
     log_total, summed = attend_block(q, head, rows, reach, code)
-    if head.seed is not None:
+    if problem.seed is not None:
         summed *= 1 / (1 - problem.dropout)
     context = matrix_of(result.context, example, h, code.unit)
     store_rows(context, summed, first_row, problem.queries, code.value_size, code.precision)
@@ -174,7 +166,7 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
             if part != 1:
                 cosh = tl.where(kept, cosh, 0.0)
             total += tl.sum(cosh, 1)
-            if head.seed is not None:
+            if head.problem.seed is not None:
                 sinh = tl.where(dropout_keep(head, rows, column, COLUMNS), sinh, 0.0)
             v = load_rows(head.value, column, head.problem.keys, COLUMNS, code.value_size, code.value_pad)
             summed += matmul(rounded(sinh, v.dtype, code.precision), v, code.precision)
@@ -188,7 +180,7 @@ def scores_of(products, head, places, LEVELLED: tl.constexpr):
     t = products
     unit = head.problem.scale
     cap = head.problem.cap
-    if head.shift is not None or head.problem.bias is not None or cap is not None or not LEVELLED:
+    if head.problem.shifts is not None or head.problem.bias is not None or cap is not None or not LEVELLED:
         t, unit = t * unit, 1.0
     if cap is not None:
         t = capped(t, cap)
@@ -227,15 +219,7 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
     first_row = tl.program_id(0) % blocks * code.rows
     example = sequence // problem.heads
     h = sequence % problem.heads
-    query = matrix_of(problem.query, example, h, code.unit)
-    key = matrix_of(problem.key, example, h // problem.groups, code.unit)
-    value = matrix_of(problem.value, example, h // problem.groups, code.unit)
-    shift = problem.shifts
-    if shift is not None:
-        shift = tl.load(shift + h) * LOG2_E
-    seed = problem.seed
-    if seed is not None:  # one for each head and example
-        seed = tl.load(seed) + sequence
+    query, key, value, shift, seed = states_of(problem, example, h, h // problem.groups, code.unit)
     head = Head(problem, example, h, h, query, key, value, shift, seed)
     reach = columns_in_reach(head, first_row, code)
     rows = first_row + tl.arange(0, code.rows)
@@ -261,7 +245,7 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
             pairs = rows[:, None], columns[None, :]
             _, a, c, slope = coefficients_of(products, head, pairs, level[:, None], code, part != 1)
             grad_a = matmul(g, tl.trans(v), code.precision)
-            if head.seed is not None:
+            if problem.seed is not None:
                 survives = dropout_keep(head, rows, column, code.columns)
                 grad_a = tl.where(survives, grad_a * (1 / (1 - problem.dropout)), 0.0)
             grad_t = c * grad_a - a * delta[:, None]
@@ -305,13 +289,7 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
     for_value = tl.zeros([COLUMNS, VALUE_PAD], tl.float32)
     for group in range(problem.groups):
         h = key_head * problem.groups + group
-        query = matrix_of(problem.query, example, h, code.unit)
-        shift = problem.shifts
-        if shift is not None:
-            shift = tl.load(shift + h) * LOG2_E
-        seed = problem.seed
-        if seed is not None:
-            seed = tl.load(seed) + example * problem.heads + h
+        query, key, value, shift, seed = states_of(problem, example, h, key_head, code.unit)
         head = Head(problem, example, h, h, query, key, value, shift, seed)
         places = row_of(problem, example, h)
         grad_context = matrix_of(upstream, example, h, code.unit)
@@ -337,7 +315,7 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
                     a = restore_digits(a, c, t, level, log_total < 0, code.exact)
                 grad_a = matmul(v, tl.trans(g), code.precision)
                 applied = a
-                if head.seed is not None:
+                if problem.seed is not None:
                     survives = tl.trans(dropout_keep(head, rows, first_column, code.columns))
                     grad_a = tl.where(survives, grad_a * (1 / (1 - problem.dropout)), 0.0)
                     applied = tl.where(survives, a * (1 / (1 - problem.dropout)), 0.0)
@@ -371,14 +349,9 @@ def decode_kernel(problem, result, splits, span, code: tl.constexpr):
     valid = place < groups * problem.queries
     h = key_head * groups + tl.where(valid, place // problem.queries, 0)
     rows = tl.where(valid, place % problem.queries, problem.queries)
-    query = matrix_of(problem.query, example, h[:, None], code.unit)
-    key = matrix_of(problem.key, example, key_head, code.unit)
-    value = matrix_of(problem.value, example, key_head, code.unit)
-    shift = problem.shifts
-    if shift is not None:
-        shift = tl.load(shift + h[:, None]) * LOG2_E
+    query, key, value, shift, seed = states_of(problem, example, h[:, None], key_head, code.unit)
     keep_index = 0 if code.per_key else h[:, None]
-    head = Head(problem, example, h[:, None], keep_index, query, key, value, shift, None)
+    head = Head(problem, example, h[:, None], keep_index, query, key, value, shift, seed)
     first = split * span
     partial = problem.keys
     last = problem.keys

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from hf_bidir.kernels import fused_kernels
 from hf_bidir.kernels.fused_blocks import Code, Pairs, Rows, triton
 from hf_bidir.kernels.fused_path import INTERPRETED
+from hf_bidir.kernels.fused_problem import Prepared
 
 logger = logging.get_logger(__name__)
 
@@ -57,24 +58,23 @@ class Ready(NamedTuple):
 _ready: dict[tuple, Ready] = {}
 
 
-def launch(name: str, arguments: tuple, code: Code, kinds: tuple, programs: tuple[int, int]) -> None:
+def launch(name: str, call: Prepared, arguments: tuple, sequences: int, length: int = 1) -> None:
     """Run a kernel of KERNELS.
 
     Args:
-        arguments: of the kernel, without the code; the first is the `Problem`.
-        code: without a tiling; for "decode" with the rows of its one block.
-        kinds: what else compiled code depends on: the device, dtypes, and which optional arguments are None.
-        programs: the number of sequences, and the length of each, which the kernel divides into blocks.
+        call: what kernels share; its code has no tiling.
+        arguments: of the kernel, between the `Problem` and the code.
+        length: of each of the sequences, which the kernel divides into blocks.
     """
-    key = (name, code, kinds)
+    arguments = (call.problem, *arguments)
+    key = (name, call.code, call.kinds)
     if key not in _ready:
-        _ready[key] = _compiled(name, arguments, code)
+        _ready[key] = _compiled(name, arguments, call.code)
     compiled, code = _ready[key]
-    sequences, length = programs
-    block = {"forward": code.rows, "query_gradient": code.rows, "key_value_gradient": code.columns}.get(name, 1)
+    block = code.columns if name == "key_value_gradient" else code.rows
     grid = (sequences * -(-length // block), 1, 1)
     if _several_gpus():
-        with torch.cuda.device_of(arguments[0].query.pointer):  # Triton launches kernels on the current device
+        with torch.cuda.device_of(call.problem.query.pointer):  # Triton launches kernels on the current device
             compiled[grid](*arguments, code)
     else:
         compiled[grid](*arguments, code)
@@ -137,7 +137,7 @@ def built(name: str, arguments: tuple, code: Code, tiling: Tiling, target: Any =
 def candidates(name: str, code: Code, gpu: str) -> tuple[Tiling, ...]:
     """The tilings to try, the best first; `gpu` is a compute capability or an architecture."""
     if name == "merge":
-        return ((0, 0, 4, 1),)
+        return ((1, 1, 4, 1),)
     if name == "decode":
         return tuple((code.rows, keys, 4, stages) for keys, stages in (((16, 1),) if INTERPRETED else DECODE))
     if INTERPRETED:

@@ -4,9 +4,9 @@ Imports no Triton: the kernels are imported by the first call that uses them.
 """
 
 import os
+from functools import lru_cache
 from importlib.util import find_spec
 from shutil import which
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ HAS_TRITON = find_spec("triton") is not None
 HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
 # Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (16, 256)  # smallest and largest head dimension
 FEW_ROWS = 64  # queries of all heads that share keys, up to which a kernel for few queries computes them in one block
 
@@ -41,17 +42,30 @@ def fused_obstacle() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no GPU"
 
 
+def unsupported(device: torch.device, dtype: torch.dtype, *sizes: int) -> str | None:
+    """What the kernels need in place of such tensors with these head dimensions; None if they support them."""
+    if dtype not in DTYPES:
+        return "fp16, bf16 or fp32"
+    if min(sizes) < HEAD_DIMS[0] or max(sizes) > HEAD_DIMS[1]:
+        return "head dimensions from {} to {}".format(*HEAD_DIMS)
+    if device.type == "cpu" and not INTERPRETED:
+        return "a GPU"
+    return "a GPU of compute capability 8 or more" if device.type == "cuda" and _capability(device) < 8 else None
+
+
+@lru_cache
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).major
+
+
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     if call.activation == "softmax":  # softmax layers beside signed ones
-        attention = _eager if call.features else softmax_attention
-        return attention(query, key, value, keep, call)
+        if call.features:
+            return eager_attention(query, key, value, keep, call)[0]
+        return softmax_attention(query, key, value, keep, call)
     from hf_bidir.kernels.fused_attention import fused_attention
 
     return fused_attention(query, key, value, keep, call)
-
-
-def _eager(*inputs: Any) -> Tensor:
-    return eager_attention(*inputs)[0]
 
 
 def _prefers_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.fused_blocks import PRECISIONS, Code, Pairs, Problem, Rows
+from hf_bidir.kernels.fused_blocks import TF32, TF32X3, WIDE, Code, Pairs, Problem, Rows
 from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 LOG2_E = math.log2(math.e)
@@ -57,7 +57,7 @@ def prepared(inputs: Inputs, upstream: Tensor | None = None) -> Prepared:
 
 
 def has_few_rows(inputs: Inputs) -> bool:
-    """Whether one block of the decode kernel computes the queries of all heads that share keys."""
+    """Whether one block of the decode kernel computes the queries of all heads that share keys, without dropout."""
     plain = inputs.seed is None and not inputs.causal and inputs.window is None
     return plain and inputs.query.shape[1] * inputs.query.shape[2] <= FEW_ROWS * inputs.key.shape[1]
 
@@ -96,22 +96,34 @@ def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
     for pairs in (problem.keep, problem.bias):
         widest = widest if pairs is None else max(widest, *pairs[1:])
     keep = inputs.keep
+    few = has_few_rows(inputs)
     per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0)
-    if per_key and has_few_rows(inputs):  # a block of few queries holds several heads
-        per_key = keep.shape[1] == 1
+    if few:  # its block holds several heads
+        per_key = per_key and keep.shape[1] == 1
+    exact = dtype == torch.float32
+    # three products in tf32 are as exact as fp32, and run on the tensor cores
+    precision = TF32X3 if exact else TF32
+    if INTERPRETED and dtype == torch.bfloat16:
+        precision = WIDE
     return Code(
         head_size,
         value_size,
-        1 << (head_size - 1).bit_length(),
-        1 << (value_size - 1).bit_length(),
-        exact=dtype == torch.float32,
+        power_of_2(head_size),
+        power_of_2(value_size),
+        exact=exact,
         levelled=dtype != torch.bfloat16,
         causal=inputs.causal,
         per_key=per_key,
         unit=1 if places % UNIT else UNIT,
         wide=widest >= 2**31,
-        precision=PRECISIONS.index(_precision(dtype)),
+        precision=precision.value,
+        rows=power_of_2(max(16, problem.queries * problem.groups)) if few else 0,
     )
+
+
+def power_of_2(size: int) -> int:
+    """The smallest power of two that is not below a size."""
+    return 1 << (size - 1).bit_length()
 
 
 def rows_of(x: Tensor) -> Rows:
@@ -125,17 +137,3 @@ def pairs_of(x: Tensor) -> Pairs:
     x = x if x.stride(3) == 1 else x.contiguous()
     strides = (stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride(), strict=False))
     return Pairs(x, *strides)
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """The precision of matrix products: for fp32 as set in torch; "wide" for bf16 in the interpreter, which lacks it.
-
-    "tf32x3", three products in tf32, is as exact as fp32 and runs on the tensor cores.
-    """
-    if dtype != torch.float32:
-        return "wide" if INTERPRETED and dtype == torch.bfloat16 else "tf32"
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # reading allow_tf32 is an error once this was set
-        allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    else:
-        allowed = torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if allowed else "tf32x3"

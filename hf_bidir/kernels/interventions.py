@@ -1,13 +1,13 @@
-"""Changes to the attention layers of a running call: edited coefficients, dropped keys, observers.
+"""Changes to the attention layers of a running call: edited coefficients and projections, observers.
 
 They belong to a call, so they are kept per thread and asyncio task, in a `ContextVar` of the code of the layers, which
 may have come with a checkpoint; and never on the modules, which calls share.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -22,38 +22,44 @@ from hf_bidir.modeling.compat import CHECKPOINT_FUNCTION
 from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.signed_layers import LayerCall, Plan
 
-Attended = tuple[Tensor, Tensor | None]
+Attended = tuple[Tensor, Any]
 
 
 @dataclass(frozen=True)
 class Interventions:
-    """Changes to one layer."""
+    """Changes to one layer; of several functions of a kind, each gets what the one before it returned."""
 
-    edit: Callable[[Tensor], Tensor] | None = None  # maps the coefficients [batch, heads, queries, keys]
-    keep: Tensor | None = None  # boolean [batch, 1, 1, keys]; the layer drops the keys where it is False
-    project: Callable[..., tuple[Tensor, ...]] | None = None  # maps query, key and value
-    observe: Callable[..., None] | None = None  # is called with the layer, key, value and context
+    edits: tuple[Callable[[Tensor], Tensor], ...] = ()  # map the coefficients [batch, heads, queries, keys]
+    projections: tuple[Callable[..., tuple[Tensor, ...]], ...] = ()  # map query, key and value
+    observers: tuple[Callable[..., None], ...] = ()  # are called with the layer, key, value and context
     softmax: bool = False  # compute softmax in place of what the config says
-
-    @property
-    def only_softmax(self) -> bool:
-        return all(change is None for change in (self.edit, self.keep, self.project, self.observe))
 
     def then(self, inner: "Interventions") -> "Interventions":
         """These, and then the inner ones."""
         return Interventions(
-            edit=_chained(self.edit, inner.edit),
-            keep=inner.kept(self.keep),
-            project=_chained(self.project, inner.project),
-            observe=_both(self.observe, inner.observe),
-            softmax=self.softmax or inner.softmax,
+            self.edits + inner.edits,
+            self.projections + inner.projections,
+            self.observers + inner.observers,
+            self.softmax or inner.softmax,
         )
 
-    def kept(self, keep: Tensor | None) -> Tensor | None:
-        """A keep-mask without the keys that these changes drop."""
-        if keep is None or self.keep is None:
-            return self.keep if keep is None else keep
-        return keep & self.keep
+    @property
+    def only_softmax(self) -> bool:
+        return not (self.edits or self.projections or self.observers)
+
+    def attend(self, proceed: Callable[[LayerCall], Attended], call: LayerCall) -> Attended:
+        """The attention of a layer that uses transformers' interface, `proceed`, with these changes."""
+        plan = self.plan(call.plan)
+        if self.only_softmax:
+            return proceed(call._replace(plan=plan))
+        if self.edits:  # the function of the stock model may return no coefficients
+            call = call._replace(coefficients=True)
+            plan = plan._replace(softmax=False)
+
+        def attended(query: Tensor, key: Tensor, value: Tensor) -> Attended:
+            return proceed(call._replace(plan=plan, query=query, key=key, value=value))
+
+        return self.around(call.layer, attended, call.query, call.key, call.value)
 
     def plan(self, plan: Plan) -> Plan:
         """What a layer with this plan computes."""
@@ -61,59 +67,31 @@ class Interventions:
             plan = plan._replace(activation="softmax", negative_mass=0.0, softmax=plan.window is None)
         return plan
 
-    def attend(self, proceed: Callable[[LayerCall], Attended], call: LayerCall) -> Attended:
-        """The attention of a layer that uses transformers' interface, `proceed`, with these changes."""
-        call = call._replace(plan=self.plan(call.plan))
-        if self.only_softmax:
-            return proceed(call)
-        states = call.query, call.key, call.value
-        query, key, value = same_batch(*(self.project(*states) if self.project else states))
-        wanted = self.edit is not None or call.coefficients
-        # the function of the stock model takes no keep-mask, and may return no coefficients
-        plan = call.plan._replace(softmax=call.plan.softmax and self.edit is None and self.keep is None)
-        call = call._replace(
-            plan=plan, query=query, key=key, value=value, coefficients=wanted, keep=self.kept(call.keep)
-        )
-        context, coefficients = proceed(call)
-        if self.edit is not None and coefficients is not None:
-            coefficients = self.edit(coefficients)
-            context = grouped_matmul(coefficients, value).transpose(1, 2).contiguous()
-        if self.observe is not None:
-            self.observe(call.layer, key, value, context)
-        return context, coefficients
-
     def operators(self, layer: nn.Module, plan: Plan) -> tuple[Plan, ObservedOperators | None]:
         """The plan of a layer outside the interface, and what replaces its operators; None: the stock code runs."""
         plan = self.plan(plan)
         return plan, None if plan.softmax and self.only_softmax else ObservedOperators(layer, plan, self)
 
-    def weigh(self, activated: Callable[..., Tensor], scores: Tensor, keep: Tensor | None) -> Tensor:
-        """The coefficients of a layer with its own scores, from `activated(scores, keep, softmax)`."""
-        coefficients = activated(scores, self.kept(keep), self.softmax)
-        return self.edit(coefficients) if self.edit else coefficients
+    def around(self, layer: nn.Module, attended: Callable[..., Attended], *states: Tensor) -> Attended:
+        """Context `[batch, queries, heads, head_dim]` and coefficients of `attended(query, key, value)`, changed."""
+        for project in self.projections:
+            states = project(*states)
+        query, key, value = same_batch(*states)
+        context, coefficients = attended(query, key, value)
+        if self.edits:
+            coefficients = self.edited(coefficients)
+            context = grouped_matmul(coefficients, value).transpose(1, 2).contiguous()
+        self.observe(layer, key, value, context)
+        return context, coefficients
 
+    def edited(self, coefficients: Tensor) -> Tensor:
+        for edit in self.edits:
+            coefficients = edit(coefficients)
+        return coefficients
 
-def _chained(first: Callable | None, second: Callable | None) -> Callable | None:
-    """The second function of what the first returns, one value or several."""
-    if first is None or second is None:
-        return first or second
-
-    def chained(*states: Any) -> Any:
-        changed = first(*states)
-        return second(*changed) if isinstance(changed, tuple) else second(changed)
-
-    return chained
-
-
-def _both(first: Callable | None, second: Callable | None) -> Callable | None:
-    if first is None or second is None:
-        return first or second
-
-    def both(*states: Any) -> None:
-        first(*states)
-        second(*states)
-
-    return both
+    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        for observer in self.observers:
+            observer(layer, key, value, context)
 
 
 class Graphs:
@@ -145,28 +123,15 @@ graphs = Graphs()
 
 @contextmanager
 def intervening(model: nn.Module, layers: list[nn.Module], interventions: Interventions) -> Iterator[None]:
-    """Inside the context, change these layers in calls from this thread, after the changes of surrounding contexts.
-
-    Raises:
-        ValueError: the layers run the code of an older version, which came with their checkpoint.
-    """
-    by_code: dict[ContextVar[Mapping], dict] = {}
-    for layer in layers:
-        view = getattr(layer, "signed_view", layer)  # a layer with its own scores has no view
-        changes = getattr(view, "changes", None)
-        if not isinstance(changes, ContextVar):
-            raise ValueError(
-                f"this {type(model).__name__} runs the code of an older hf_bidir that came with its checkpoint, which "
-                "cannot be observed; import hf_bidir before you load it."
-            )
-        outer = changes.get().get(view)
-        by_code.setdefault(changes, {})[view] = interventions if outer is None else outer.then(interventions)
+    """Inside the context, change these layers in calls from this thread, after the changes of surrounding contexts."""
     with ExitStack() as stack:
         stack.enter_context(graphs.stopped())
         stack.enter_context(recomputed_alike(model))
-        for changes, of_layers in by_code.items():
-            stack.callback(changes.set, changes.get())
-            changes.set({**changes.get(), **of_layers})
+        for layer in layers:
+            view = getattr(layer, "signed_view", layer)  # a layer with its own scores has no view
+            outer = view.changes.get()
+            stack.callback(view.changes.set, outer)
+            view.changes.set({**outer, view: outer.get(view, Interventions()).then(interventions)})
         yield
 
 
@@ -178,12 +143,12 @@ def recomputed_alike(model: nn.Module) -> Iterator[None]:
     def alike(checkpoint: Callable, function: Callable, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(partial(copy_context().run, function), *args, **kwargs)
 
-    functions = {module: vars(module).get(CHECKPOINT_FUNCTION) for module in model.modules()}
-    functions = {module: checkpoint for module, checkpoint in functions.items() if checkpoint is not None}
-    for module, checkpoint in functions.items():
+    checkpointed = [module for module in model.modules() if vars(module).get(CHECKPOINT_FUNCTION)]
+    checkpoints = [vars(module)[CHECKPOINT_FUNCTION] for module in checkpointed]
+    for module, checkpoint in zip(checkpointed, checkpoints, strict=True):
         setattr(module, CHECKPOINT_FUNCTION, partial(alike, checkpoint))
     try:
         yield
     finally:
-        for module, checkpoint in functions.items():
+        for module, checkpoint in zip(checkpointed, checkpoints, strict=True):
             setattr(module, CHECKPOINT_FUNCTION, checkpoint)

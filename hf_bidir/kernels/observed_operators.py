@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from hf_bidir.modeling.attention import attend
 from hf_bidir.modeling.attention_call import AttentionCall
-from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.outside_attention import ADDING, PRODUCT, SignedOperators
 from hf_bidir.modeling.signed_layers import Plan, heads_of
 
@@ -24,28 +23,25 @@ class ObservedOperators(SignedOperators):
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = super().__torch_function__(function, types, args, kwargs)
-        if self.changes.observe:
+        if self.changes.observers:
             self.follow(function, args, kwargs or {}, result)
         return result
 
     def coefficients(self, scores: Tensor, keep: Tensor | None) -> Tensor:
-        if self.changes.project:
+        if self.changes.projections:
             raise self.unavailable("a method that changes its queries, keys or values", scores)
-        self.weights = super().coefficients(scores, self.changes.kept(keep))
-        if self.changes.edit:
-            self.weights = self.changes.edit(self.by_head(self.weights)).reshape(self.weights.shape)
+        self.weights = super().coefficients(scores, keep)
+        if self.changes.edits:
+            self.weights = self.changes.edited(self.by_head(self.weights)).reshape(self.weights.shape)
         return self.weights
 
     def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-        if self.changes.project:
-            query, key, value = self.changes.project(query, key, value)
-        keep = self.changes.kept(keep)
-        context, coefficients = attend(query, key, value, keep, call, "eager" if self.changes.edit else "auto")
-        if self.changes.edit and coefficients is not None:
-            context = grouped_matmul(self.changes.edit(coefficients), value)
-        if self.changes.observe:
-            self.changes.observe(self.layer, key, value, context.transpose(1, 2))
-        return context
+        def attended(*states: Tensor) -> tuple[Tensor, Tensor | None]:
+            context, coefficients = attend(*states, keep, call, "eager" if self.changes.edits else "auto")
+            return context.transpose(1, 2), coefficients
+
+        context, _ = self.changes.around(self.layer, attended, query, key, value)
+        return context.transpose(1, 2)
 
     def follow(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Observe the layer when coefficients are multiplied by values; the first product before was that with keys."""

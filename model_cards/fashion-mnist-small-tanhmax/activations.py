@@ -16,7 +16,7 @@ from torch import Tensor
 
 # By attention layer, or its view of the config, an object of an installed room that changes its attention in calls of
 # this thread or task, but not in compiled graphs: `attend(proceed, call)` in signed_layers.py, `operators(layer, plan)`
-# in outside_attention.py, `weigh(activated, scores, keep)` in layers with their own scores.
+# in outside_attention.py, `softmax` and `edited(coefficients)` in layers with their own scores.
 attention_changes: ContextVar[Mapping[Any, Any]] = ContextVar("attention_changes", default={})  # noqa: B039  only read
 
 

@@ -62,9 +62,8 @@ class BidirAlignment(nn.Module):
         if self.config.attn_window is not None:
             keep, weight = self._local(query, keep, step)  # type: ignore[arg-type]  # scores with a query alone
         change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
-        if change is None:
-            return weight * self.activated(scores, keep)
-        return change.weigh(lambda *changed: weight * self.activated(*changed), scores, keep)
+        coefficients = weight * self.activated(scores, keep, softmax=change is not None and change.softmax)
+        return coefficients if change is None else change.edited(coefficients)
 
     def _local(self, query: Tensor, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
         """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""

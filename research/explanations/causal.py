@@ -33,7 +33,6 @@ from transformers import PreTrainedModel
 
 from benchmarks.runs import markdown, where
 from benchmarks.seeds import mean_in_interval
-from hf_bidir.checkpoints.layer_hooks import kept_keys
 from hf_bidir.explain import METHODS, ForwardCache, Request, integrated_gradients, integrated_relevance, load_checkpoint
 from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import methods_of
@@ -71,7 +70,8 @@ class Prompt:
     @torch.no_grad()
     def ys(self, inputs: dict[str, Tensor]) -> Tensor:
         """y at the last token of every row, `[rows]`."""
-        position = inputs["attention_mask"].sum(1) - 1
+        mask = inputs["attention_mask"]
+        position = (mask * torch.arange(mask.shape[1])).argmax(1)
         outputs = self.model(**inputs, return_dict=True)
         return readout_of(self.model, outputs, Request(target=self.target, position=position))(outputs)
 
@@ -80,8 +80,8 @@ class Prompt:
         rows = {name: value.expand(len(removed), -1) for name, value in self.inputs.items()}
         keep = torch.ones_like(removed)
         deleted = self.ys(without_tokens(self.model, rows, keep, removed))
-        with kept_keys(self.model, ~removed[:, None, None]):
-            masked = self.ys(rows)
+        positions = torch.arange(self.length).expand_as(removed)
+        masked = self.ys(rows | {"attention_mask": (~removed).long(), "position_ids": positions})
         filled = torch.where(removed[:, None], self.replacements, self.inputs["input_ids"]).flatten(0, 1)
         replaced = self.ys({"input_ids": filled, "attention_mask": torch.ones_like(filled)}).view(-1, DRAWS).mean(1)
         return {"deleted": self.y - deleted, "replaced": self.y - replaced, "masked": self.y - masked}

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from hf_bidir.checkpoints.layer_hooks import kept_keys
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.cli import app
 from hf_bidir.explain import ForwardCache, explain, read_text
@@ -124,10 +123,9 @@ def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_befo
     message, last = example.tokens.index(found.source[1]), ids[0, -1]
     with torch.no_grad():
         whole = chat_model(ids[:, :-1]).logits[0, -1]
-        others = torch.ones(1, 1, 1, ids.shape[1] - 1, dtype=torch.bool)
-        others[0, 0, 0, : len(example.token_of_piece)] = example.token_of_piece != message
-        with kept_keys(chat_model, others):
-            without = chat_model(ids[:, :-1]).logits[0, -1]
+        others = torch.ones_like(ids[:, :-1])
+        others[0, : len(example.token_of_piece)] = example.token_of_piece != message
+        without = chat_model(ids[:, :-1], attention_mask=others).logits[0, -1]
     fall = (whole[last] - whole.mean()) - (without[last] - without.mean())
     torch.testing.assert_close(next(iter(found.scores.values()))[-1, 1], fall, rtol=1e-3, atol=1e-4)
 

@@ -7,6 +7,7 @@ import torch
 
 from hf_bidir import bidir_attention
 from hf_bidir.modeling.attention_call import attention_call
+from hf_bidir.modeling.eager_attention import eager_attention
 
 pytest.importorskip("triton")
 
@@ -54,61 +55,50 @@ def mask(kind: str, batch: int, heads: int, queries: int, keys: int):
     return (keep.flip(-1) if kind == "padding on the left" else keep).to(DEVICE)
 
 
-def within_reach(keep, queries: int, keys: int, causal: bool, window: int | None):
-    """The keep-mask of the plain path that says what the flags say."""
-    offsets = torch.arange(queries, device=DEVICE)[:, None] - torch.arange(keys, device=DEVICE)
-    reach = (offsets >= (0 if causal else -keys)) & (offsets.abs() <= (queries + keys if window is None else window))
-    return reach[None, None] if keep is None else keep & reach
-
-
-def attended(query, key, value, keep=None, causal=False, window=None, **options):
-    """The kernel itself; its causality and window are for queries and keys of any numbers, as packed examples need."""
-    call = replace(attention_call(query, key, **options), causal=causal, window=window)
-    return fused_attention(query, key, value, keep, call)
-
-
 def with_gradients(context, inputs):
     upstream = torch.randn(context.shape, generator=torch.Generator().manual_seed(2)).to(DEVICE, context.dtype)
     return [context.detach(), *torch.autograd.grad(context, inputs, upstream)]
 
 
-def plain(inputs, keep=None, dtype=None, **options):
-    """Context and gradients of the eager path from the same inputs, optionally in another `dtype`."""
-    inputs = [t.detach().to(dtype or t.dtype).requires_grad_() for t in inputs]
-    return with_gradients(bidir_attention(*inputs, keep, implementation="eager", **options)[0], inputs)
+def compared(inputs, keep=None, causal=False, window=None, bias=None, **options):
+    """Context and gradients of the kernel, of the eager path, and of the eager path in float64.
+
+    Causality and window are for queries and keys of any numbers.
+    """
+    call = replace(attention_call(*inputs[:2], **options), causal=causal, window=window)
+    inputs = inputs if bias is None else [*inputs, bias]
+    dtype = inputs[0].dtype
+    results = []
+    for attend, precision in ((fused_attention, dtype), (eager_attention, dtype), (eager_attention, torch.float64)):
+        copies = [x.detach().to(precision).requires_grad_() for x in inputs]
+        of_path = call if bias is None else replace(call, bias=copies[3])
+        context = attend(*copies[:3], keep, of_path)
+        results.append(with_gradients(context if attend is fused_attention else context[0], copies))
+    return results
 
 
-def fused(inputs, keep=None, **options):
-    return with_gradients(bidir_attention(*inputs, keep, implementation="fused", **options)[0], inputs)
-
-
-def assert_agree(inputs, keep=None, **options):
-    """In fp32 the kernel gives what the eager path gives."""
-    got = fused(inputs, keep, **options)
-    expected = plain(inputs, keep, **options)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+def fused(*inputs, **options):
+    """The context of detached inputs."""
+    return bidir_attention(*(x.detach() for x in inputs), implementation="fused", **options)[0]
 
 
 def distance(tensors, gold):
     return [(t.double() - g).norm().item() for t, g in zip(tensors, gold, strict=True)]
 
 
-def assert_as_exact_as_the_plain_path(got, plainly, gold, relative=None):
-    """Half precision: at most twice the eager path's distance from gold; fp32: nearly all digits.
+def assert_as_exact(got, plainly, gold, relative=None):
+    """At most twice the eager path's distance from gold.
 
     A few numbers may come out of the plain path exact by luck, hence the units in the last place on top; where all
     numbers are small, a `relative` share of them.
     """
-    plain_distances = distance(plainly, gold) if plainly else [0] * len(gold)
-    for ours, theirs, exact in zip(distance(got, gold), plain_distances, gold, strict=True):
+    dtype = got[0].dtype
+    share = 1e-5 if dtype == torch.float32 else 0.1 * torch.finfo(dtype).eps
+    for ours, theirs, exact in zip(distance(got, gold), distance(plainly, gold), gold, strict=True):
         size = exact.norm().item()
-        if got[0].dtype == torch.float32:
-            assert ours <= 1e-5 * (size + 1)
-        else:
-            room = relative * size if relative else torch.finfo(got[0].dtype).eps * 0.1 * (size + 1)
-            assert ours <= 2 * theirs + room
+        room = relative * size if relative else share * (size + 1)
+        assert ours <= 2 * theirs + room
 
 
 def assert_exact(inputs, keep=None, **options):
-    gold = plain(inputs, keep, torch.float64, **options)
-    assert_as_exact_as_the_plain_path(fused(inputs, keep, **options), plain(inputs, keep, **options), gold)
+    assert_as_exact(*compared(inputs, keep, **options))

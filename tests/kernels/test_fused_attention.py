@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from hf_bidir import bidir_attention
 from hf_bidir.modeling.attention import attend
@@ -14,19 +15,15 @@ from tests.kernels.fused_inputs import (
     KEYS,
     MASKS,
     PART,
-    assert_agree,
-    assert_as_exact_as_the_plain_path,
+    assert_as_exact,
     assert_exact,
-    attended,
-    distance,
+    compared,
     fused,
     grouped,
     mask,
-    plain,
     projections,
     scaled,
     with_gradients,
-    within_reach,
 )
 
 from hf_bidir.kernels import fused_launch  # isort: skip  # where there is Triton
@@ -47,10 +44,7 @@ def test_the_kernel_errs_at_most_twice_as_much_as_the_eager_path(sizes, dims, dt
     assume(dtype == torch.float32 or queries * keys >= 64)
     inputs = projections(batch, heads, queries, keys, *dims, dtype=dtype)
     keep = mask(kind, batch, heads, queries, keys)
-    context = attended(*inputs, keep, causal, window, negative_mass=mass)
-    reach = within_reach(keep, queries, keys, causal, window)
-    gold = plain(inputs, reach, torch.float64, negative_mass=mass)
-    assert_as_exact_as_the_plain_path(with_gradients(context, inputs), plain(inputs, reach, negative_mass=mass), gold)
+    assert_exact(inputs, keep, causal=causal, window=window, negative_mass=mass)
 
 
 @pytest.mark.parametrize("head_dim", [20, 256])
@@ -66,20 +60,23 @@ def test_the_block_size_does_not_change_the_result(rows, columns, causal, window
     monkeypatch.setattr(fused_launch, "candidates", lambda *_: [(rows, columns, 4, 1)])
     monkeypatch.setattr(fused_launch, "_ready", {})
     inputs = projections(1, queries=40, keys=45)
-    keep = mask("padding", 1, 2, 40, 45)
-    got = with_gradients(attended(*inputs, keep, causal, window), inputs)
-    reach = within_reach(keep, 40, 45, causal, window)
-    assert_as_exact_as_the_plain_path(got, None, plain(inputs, reach, torch.float64))
+    assert_exact(inputs, mask("padding", 1, 2, 40, 45), causal=causal, window=window)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-6), (torch.bfloat16, 20.0)])
-def test_scores_of_every_magnitude_keep_their_digits_in_the_context_and_the_gradient_of_the_values(dtype, size):
-    inputs = scaled(projections(dtype=dtype), size)
-    gold = plain(inputs, dtype=torch.float64)
-    ours = distance(fused(inputs), gold)
-    theirs = distance(plain(inputs), gold)
-    for index in (0, 3):  # both go to 0 with the scores
-        assert ours[index] <= max(2 * theirs[index], 1e-5 * gold[index].norm().item())
+@pytest.mark.parametrize(
+    ("make", "dtype", "size"),
+    [
+        (projections, torch.float32, 1e-4),
+        (projections, torch.bfloat16, 1e-6),
+        (projections, torch.bfloat16, 20.0),
+        (grouped, torch.bfloat16, 1e-6),
+        (grouped, torch.bfloat16, 60.0),
+    ],
+)
+def test_scores_of_every_magnitude_keep_their_digits_in_the_context_and_the_gradient_of_the_values(make, dtype, size):
+    results = compared(scaled(make(dtype=dtype), size))
+    going_to_0_with_the_scores = ([context, for_values] for context, _, _, for_values in results)
+    assert_as_exact(*going_to_0_with_the_scores, relative=1e-5 if dtype == torch.float32 else 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -87,35 +84,24 @@ def test_scores_of_every_magnitude_keep_their_digits_in_the_context_and_the_grad
 )
 def test_a_query_of_small_scores_keeps_its_digits_beside_one_of_large_scores(kind, causal, window):
     sizes = torch.where(torch.arange(20, device=DEVICE) % 2 == 0, 1e-6, 3.0).bfloat16()[:, None]
-    inputs = [x.detach() for x in scaled(projections(dtype=torch.bfloat16), sizes)]
-    keep = mask(kind, 2, 2, 20, 18)
-    reach = within_reach(keep, 20, 18, causal, window)
-    gold = bidir_attention(*(x.double() for x in inputs), reach, implementation="eager")[0][:, :, ::2]
-    plainly = bidir_attention(*inputs, reach, implementation="eager")[0][:, :, ::2]
-    got = attended(*inputs, keep, causal, window)[:, :, ::2]
-    assert_as_exact_as_the_plain_path([got], [plainly], [gold], relative=1e-3)
+    inputs = scaled(projections(dtype=torch.bfloat16), sizes)
+    results = compared(inputs, mask(kind, 2, 2, 20, 18), causal, window)
+    assert_as_exact(*([context[:, :, ::2]] for context, *_ in results), relative=1e-3)
 
 
 def test_a_head_of_small_scores_keeps_the_digits_of_its_values_gradient_beside_others():
     sizes = torch.tensor([[1.0, 3.0], [2.0, 1e-6]], device=DEVICE).bfloat16()[..., None, None]
-    inputs = scaled(projections(dtype=torch.bfloat16), sizes)
-    found = (plain(inputs, dtype=torch.float64), plain(inputs), fused(inputs))
-    gold, plainly, got = (gradients[-1][1, 1] for gradients in found)
-    assert_as_exact_as_the_plain_path([got], [plainly], [gold], relative=1e-3)
+    results = compared(scaled(projections(dtype=torch.bfloat16), sizes))
+    assert_as_exact(*([for_values[1, 1]] for *_, for_values in results), relative=1e-3)
 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"scaling": -0.5},
-        {"scaling": 0.0},
-        {"negative_mass": [0.0, 1.0]},
-        {"negative_mass": torch.tensor(0.5, device=DEVICE)},
-    ],
+    [{"scaling": -0.5}, {"negative_mass": [0.0, 1.0]}, {"negative_mass": torch.tensor(0.5, device=DEVICE)}],
     ids=str,
 )
 def test_every_scaling_and_mass_agrees_with_the_eager_path(options):
-    assert_agree(projections(), mask("padding", 2, 2, 20, 18), **options)
+    assert_exact(projections(), mask("padding", 2, 2, 20, 18), **options)
 
 
 def test_the_negative_mass_of_every_head_gets_its_gradient():
@@ -130,38 +116,27 @@ def test_the_negative_mass_of_every_head_gets_its_gradient():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_nan_score_affects_only_its_own_query(bad):
-    query, key, value = (t.detach().clone() for t in projections())
-    query[0, 1, 5, 0] = bad
-    spoilt = bidir_attention(query, key, value, implementation="fused")[0].isnan().any(-1)
+    query, key, value = projections()
+    query.data[0, 1, 5, 0] = bad
+    spoilt = fused(query, key, value).isnan().any(-1)
     assert spoilt[0, 1, 5]
     assert spoilt.sum() == 1
 
 
 def test_inputs_and_saved_tensors_may_have_any_memory_layout():
-    plainly = projections(queries=20, keys=20)
-    scattered = [
-        torch.empty(*t.shape[:-1], 2 * t.shape[-1], device=DEVICE)[..., ::2].copy_(t.detach()).requires_grad_()
-        for t in plainly
-    ]
-    assert not any(t.is_contiguous() for t in scattered)
+    inputs = projections(queries=20, keys=20)
+    scattered = [torch.stack([x.detach()] * 2, -1)[..., 0].requires_grad_() for x in inputs]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
-        got = fused(scattered)
-    torch.testing.assert_close(got, fused(plainly))
-
-
-def test_a_window_beyond_every_key_is_no_window():
-    inputs = [t.detach() for t in projections()]
-    torch.testing.assert_close(attended(*inputs, window=2**31 - 1), attended(*inputs))
+        context = bidir_attention(*scattered, implementation="fused")[0]
+    expected, *_ = compared(inputs)
+    torch.testing.assert_close(with_gradients(context, scattered), expected)
 
 
 @pytest.mark.parametrize(("kind", "causal", "window"), [("padding", True, None), ("full", False, 5)])
 def test_key_heads_serve_several_heads_each(kind, causal, window):
+    masses = (0.9, 0.3, 1.0, 0.0)
     inputs = grouped(queries=20, keys=20)
-    keep = mask(kind, 2, 4, 20, 20)
-    options = {"negative_mass": (0.9, 0.3, 1.0, 0.0)}
-    got = with_gradients(attended(*inputs, keep, causal, window, **options), inputs)
-    expected = plain(inputs, within_reach(keep, 20, 20, causal, window), **options)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+    assert_exact(inputs, mask(kind, 2, 4, 20, 20), causal=causal, window=window, negative_mass=masses)
 
 
 @pytest.mark.parametrize(
@@ -176,37 +151,25 @@ def test_few_queries_over_many_keys_err_at_most_twice_as_much_as_the_eager_path(
 def test_softmax_layers_beside_signed_ones_are_computed_too():
     inputs = projections()
     keep = mask("an empty example", 2, 2, 20, 18)
-    assert_agree(inputs, keep, activation="softmax")
-    capped = attention_call(*inputs[:2], activation="softmax", softcap=0.5)
-    results = [attend(*inputs, keep, capped, path)[0] for path in ("fused", "eager")]
-    torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize("size", [1e-6, 60.0])
-def test_scores_of_every_magnitude_keep_their_digits_in_all_parts(size):
-    inputs = scaled(grouped(dtype=torch.bfloat16), size)
-    found = (plain(inputs, dtype=torch.float64), plain(inputs), fused(inputs))
-    gold, plainly, got = ([gradients[0], gradients[3]] for gradients in found)
-    assert_as_exact_as_the_plain_path(got, plainly, gold, relative=1e-3)
+    for softcap in (None, 0.5):
+        call = attention_call(*inputs[:2], activation="softmax", softcap=softcap)
+        torch.testing.assert_close(*(attend(*inputs, keep, call, path)[0] for path in ("fused", "eager")))
 
 
 def test_small_scores_in_one_part_and_large_ones_in_another_keep_their_digits():
     query, key, value = grouped(dtype=torch.bfloat16)
-    key = torch.cat([1e-6 * key[:, :, :PART], key[:, :, PART:]], 2).detach().requires_grad_()
+    key.data[:, :, :PART] *= 1e-6
     assert_exact([query, key, value])
 
 
 def test_a_nan_in_one_part_reaches_only_the_heads_that_share_its_key():
-    query, key, value = (x.detach().clone() for x in grouped())
-    key[0, 1, PART + 2, 0] = float("nan")
-    spoilt = bidir_attention(query, key, value, implementation="fused")[0].isnan().all(-1)
+    query, key, value = grouped()
+    key.data[0, 1, PART + 2, 0] = float("nan")
+    spoilt = fused(query, key, value).isnan().all(-1)
     assert spoilt[..., 0].tolist() == [[False, False, True, True], [False] * 4]
 
 
 def test_keys_may_be_the_filled_part_of_a_static_cache():
-    query, key, value = (x.detach() for x in grouped())
-    caches = [torch.full((2, 2, 2 * PART, 16), float("nan"), device=DEVICE) for _ in range(2)]
-    for cache, states in zip(caches, (key, value), strict=True):
-        cache[:, :, :KEYS] = states
-    got = bidir_attention(query, *(cache[:, :, :KEYS] for cache in caches), implementation="fused")[0]
-    torch.testing.assert_close(got, bidir_attention(query, key, value, implementation="fused")[0])
+    query, key, value = grouped()
+    filled = (F.pad(x, (0, 0, 0, PART), value=float("nan"))[:, :, :KEYS] for x in (key, value))
+    torch.testing.assert_close(fused(query, *filled), fused(query, key, value))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import inputs_of, logits_of, stock_model
@@ -89,10 +89,8 @@ def test_contexts_of_two_threads_may_overlap_and_graphs_run_again_afterwards():
 def test_changes_and_observers_act_in_the_thread_that_makes_them():
     model, seen = signed_bert(), []
     expected = logits_of(model, INPUTS)
-    keep = (torch.arange(9) < 1)[None, None, None]
     contexts = [
         edited_coefficients(model, torch.zeros_like),
-        kept_keys(model, keep),
         observed_layers(model, lambda layer, *_: seen.append(layer)),
         hooked([model.get_input_embeddings()], after=lambda *call: torch.zeros_like(call[-1])),
     ]

@@ -230,16 +230,15 @@ def test_a_float_mask_of_torchs_attention_drops_keys_and_is_else_added_to_the_sc
 
 
 def test_changes_and_observers_of_a_call_reach_attention_of_torch():
-    layer, keep, seen = signed_layer(of_torch), torch.arange(5) < 3, []
+    layer, seen = signed_layer(of_torch), []
     changes = Interventions(
-        edit=lambda coefficients: 2 * coefficients,
-        keep=keep.view(1, 1, 1, 5),
-        project=lambda query, key, value: (query, key, 3 * value),
-        observe=lambda *observed: seen.extend(observed),
+        edits=(lambda coefficients: 2 * coefficients,),
+        projections=(lambda query, key, value: (query, key, 3 * value),),
+        observers=(lambda *observed: seen.extend(observed),),
     )
     with intervening(layer, [layer], changes):
         context = layer(STATES)
-    torch.testing.assert_close(context, 2 * tanhmax(STATES @ STATES.mT / 2, keep.expand(5, 5)) @ (3 * STATES))
+    torch.testing.assert_close(context, 2 * tanhmax(STATES @ STATES.mT / 2) @ (3 * STATES))
     assert seen[0] is layer
     torch.testing.assert_close(seen[1:], [STATES, 3 * STATES, context.transpose(1, 2)])
 
