@@ -90,6 +90,6 @@ def _results(attend: Callable[..., Tensor], drawn: list[Tensor]) -> dict[str, Te
     call = AttentionCall(negative_mass=0.5, scaling=query.shape[3] ** -0.5)
     context = attend(query, key, value, keep, call)
     gradients = torch.autograd.grad(context, (query, key, value), upstream)
-    of_one_query = attend(query[:, :, :1].detach(), key, value, keep, call)
+    of_one_query = attend(query[:, :, :1], key, value, keep, call)
     names = "output", "query gradient", "key gradient", "value gradient", "output for one query"
     return dict(zip(names, (context, *gradients, of_one_query), strict=True))

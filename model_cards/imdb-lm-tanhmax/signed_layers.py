@@ -56,7 +56,6 @@ class LayerCall(NamedTuple):
     mask: Any
     options: dict[str, Any]
     coefficients: bool = False  # whether they are needed
-    keep: Tensor | None = None  # boolean, broadcastable to the scores: further keys to drop
 
 
 class SignedConfig:
@@ -186,8 +185,6 @@ def attend_by(implementation: str, call: LayerCall) -> Attended:
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    if call.keep is not None:
-        keep = call.keep if keep is None else keep & call.keep
     if call.coefficients:
         implementation = "eager"
     context, coefficients = attend(call.query, call.key, call.value, keep, attention, implementation)

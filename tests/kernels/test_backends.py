@@ -19,6 +19,13 @@ from hf_bidir.modeling.signed_layers import LayerCall, Plan, signed_layers
 from tests.tiny_models import SHAPE, TEXT, inputs_of, logits_of, sliding_window_model, stock_model
 
 
+@pytest.fixture(autouse=True, scope="module")
+def uncompiled():
+    """Block masks are made without the compiler, which takes ten seconds."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @pytest.fixture
 def flex_on_a_cpu(monkeypatch):
     """torch's flex attention computes on a CPU what it computes on a GPU, if it is not compiled."""
@@ -31,13 +38,6 @@ def using(model, backend):
     model = copy.deepcopy(model)
     model.config._attn_implementation_internal = backend
     return model
-
-
-def states(key_heads=2, queries=7, keys=7, width=12, heads=4):
-    """Query, key and value in double precision, `[batch, heads, length, width]`."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = (2, heads, queries, width), (2, key_heads, keys, width), (2, key_heads, keys, width)
-    return [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
 
 
 def assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backend):
@@ -137,14 +137,16 @@ def test_flex_attention_computes_the_formula_and_its_gradients(heads, key_heads,
     def kept(batch, head, query, key):  # the first query of the second example has no key
         return ((key > 0) | (batch == 0)) & ((key <= query) | (not causal)) & ((query - key).abs() < 3)
 
-    inputs = states(key_heads, width=8, heads=heads)
+    torch.manual_seed(0)
+    shapes = (2, heads, 7, 8), (2, key_heads, 7, 8), (2, key_heads, 7, 8)
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     mask = torch_flex.create_block_mask(kept, 2, None, 7, 7, device="cpu")
     plan = Plan("tanhmax", mass, None, "flex_attention", softmax=False)
     got = flex_tanhmax(LayerCall(torch.nn.Module(), plan, *inputs, mask, {"softcap": softcap})).transpose(1, 2)
     call = attention_call(*inputs[:2], negative_mass=mass, softcap=softcap)
     keep = torch_flex.create_mask(kept, 2, 1, 7, 7, "cpu")
     expected, _ = eager_attention(*inputs, keep, call)
-    grad = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=got.dtype)
+    grad = torch.randn_like(got)
     results = [[context, *torch.autograd.grad(context, inputs, grad)] for context in (got, expected)]
     torch.testing.assert_close(*results)
 

@@ -74,7 +74,7 @@ def test_the_block_size_does_not_change_the_result(rows, columns, causal, window
     ],
 )
 def test_scores_of_every_magnitude_keep_their_digits_in_the_context_and_the_gradient_of_the_values(make, dtype, size):
-    results = compared(scaled(make(dtype=dtype), size))
+    results = compared(scaled(make(batch=1, dtype=dtype), size))
     going_to_0_with_the_scores = ([context, for_values] for context, _, _, for_values in results)
     assert_as_exact(*going_to_0_with_the_scores, relative=1e-5 if dtype == torch.float32 else 1e-3)
 
@@ -124,12 +124,17 @@ def test_a_nan_score_affects_only_its_own_query(bad):
 
 
 def test_inputs_and_saved_tensors_may_have_any_memory_layout():
-    inputs = projections(queries=20, keys=20)
+    inputs = projections(1, queries=20, keys=20)
     scattered = [torch.stack([x.detach()] * 2, -1)[..., 0].requires_grad_() for x in inputs]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
         context = bidir_attention(*scattered, implementation="fused")[0]
     expected, *_ = compared(inputs)
     torch.testing.assert_close(with_gradients(context, scattered), expected)
+
+
+def test_a_window_beyond_every_key_is_no_window():
+    inputs = projections(1, queries=18)
+    torch.testing.assert_close(fused(*inputs, window=2**31 - 1), fused(*inputs))
 
 
 @pytest.mark.parametrize(("kind", "causal", "window"), [("padding", True, None), ("full", False, 5)])
@@ -157,7 +162,7 @@ def test_softmax_layers_beside_signed_ones_are_computed_too():
 
 
 def test_small_scores_in_one_part_and_large_ones_in_another_keep_their_digits():
-    query, key, value = grouped(dtype=torch.bfloat16)
+    query, key, value = grouped(batch=1, dtype=torch.bfloat16)
     key.data[:, :, :PART] *= 1e-6
     assert_exact([query, key, value])
 

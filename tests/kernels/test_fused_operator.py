@@ -1,5 +1,8 @@
 """The Triton kernels as a torch operator: compilation, export, memory, errors, missing requirements."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 
@@ -12,11 +15,11 @@ from tests.kernels.fused_inputs import (
     projections,
     with_gradients,
 )
-from tests.processes import run_python
 
 triton = pytest.importorskip("triton")
 
 from hf_bidir.kernels import fused_attention as module  # noqa: E402
+from hf_bidir.kernels import fused_path  # noqa: E402
 from hf_bidir.kernels.fused_attention import fused_attention  # noqa: E402
 from hf_bidir.kernels.fused_problem import Inputs, prepared  # noqa: E402
 from hf_bidir.modeling.attention_call import AttentionCall  # noqa: E402
@@ -89,27 +92,15 @@ def test_torch_finds_nothing_wrong_with_the_operator():
     assert set(torch.library.opcheck(module._operator, (*tensors, *numbers)).values()) == {"SUCCESS"}
 
 
-ATTEMPT = """
-import sys, torch
-from hf_bidir import bidir_attention
-assert "hf_bidir.kernels.fused_kernels" not in sys.modules
-x = torch.randn(1, 1, 4, 16)
-print(bidir_attention(x, x, x)[0].shape)
-for missing in ("a GPU", "Triton"):
-    try:
-        bidir_attention(x, x, x, implementation="fused")
-    except (ValueError, ImportError) as error:
-        print(error)
-    for name in [name for name in sys.modules if name.startswith(("triton", "hf_bidir.kernels.fused"))]:
-        del sys.modules[name]
-    sys.modules["triton"] = None
-"""
-
-
-def test_without_a_gpu_or_triton_fused_is_an_error_auto_works_and_nothing_imports_triton_before():
-    printed = run_python(ATTEMPT, fresh=True, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
-    assert printed.startswith("torch.Size([1, 1, 4, 16])\nfused attention needs a GPU, got ")
-    assert 'implementation="fused" needs Triton' in printed
+def test_without_a_gpu_the_kernel_is_refused_and_without_triton_its_error_says_how_to_get_it(monkeypatch):
+    inputs = [x.detach().cpu() for x in projections()]
+    monkeypatch.setattr(fused_path, "INTERPRETED", False)
+    with pytest.raises(ValueError, match="fused attention needs a GPU"):
+        bidir_attention(*inputs, implementation="fused")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "hf_bidir.kernels.fused_blocks")
+    with pytest.raises(ImportError, match='"fused" needs Triton'):
+        importlib.import_module("hf_bidir.kernels.fused_blocks")
 
 
 def test_numbers_are_given_to_the_kernels_in_the_types_they_were_compiled_for(monkeypatch):

@@ -30,8 +30,8 @@ def dropped(inputs, rate: float, seed: int):
 
 
 def test_dropout_of_small_scores_drops_what_it_drops_of_large_ones():
-    query, key, _ = projections(dtype=torch.bfloat16)
-    basis = torch.eye(18, device=DEVICE, dtype=torch.bfloat16).expand(2, 2, 18, 18)
+    query, key, _ = projections(1, dtype=torch.bfloat16)
+    basis = torch.eye(18, device=DEVICE, dtype=torch.bfloat16).expand(1, 2, 18, 18)
     found = []
     for size in (1e-6, 1.0):
         torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_dropout_drops_its_share_scales_the_rest_and_differs_between_calls_heads
 
 
 def test_the_backward_pass_drops_what_the_forward_pass_dropped_of_grouped_heads_too():
-    query, key, value = inputs = grouped(queries=18, keys=18)
+    query, key, value = inputs = grouped(queries=18, keys=18, batch=1)
     torch.manual_seed(5)
     got = bidir_attention(*inputs, dropout=0.4, implementation="fused")[0]
     factors = dropped([query, *(x.repeat_interleave(2, 1) for x in (key, value))], 0.4, seed=5)
@@ -74,13 +74,13 @@ def test_a_bias_of_every_shape_is_added_and_gets_its_gradient(shape):
 
 @pytest.mark.parametrize(("dtype", "cap"), [(torch.float32, 0.5), (torch.bfloat16, 2.0)])
 def test_soft_capped_scores_and_their_gradients(dtype, cap):
-    assert_exact(projections(dtype=dtype), causal=True, softcap=cap)
+    assert_exact(projections(1, dtype=dtype), causal=True, softcap=cap)
 
 
 def test_small_scores_under_a_cap_keep_their_digits():
-    results = compared(scaled(projections(), 1e-6), softcap=30.0)
+    results = compared(scaled(projections(1), 1e-6), softcap=30.0)
     assert_as_exact(*([context] for context, *_ in results), relative=1e-5)
 
 
 def test_few_queries_over_many_keys_take_a_bias_and_a_cap():
-    assert_exact(grouped(2), bias=bias_of((1, 4, 2, KEYS)), softcap=3.0)
+    assert_exact(grouped(2, batch=1), bias=bias_of((1, 4, 2, KEYS)), softcap=3.0)
