@@ -38,11 +38,7 @@ def test_a_padded_example_has_the_flow_it_has_alone():
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [
-        (5, "position of a token, not padding, from 0 to 4; got 5"),
-        ([0, 1, 2], r"one per example \(2\)"),
-        (4, "position of a token"),  # padding
-    ],
+    [(5, "from 0 to 4; got 5"), ([0, 1, 2], r"one per example \(2\)"), (4, "not padding")],
 )
 def test_a_source_that_is_no_token_is_refused(source, message):
     with pytest.raises(ValueError, match=message):

@@ -3,63 +3,55 @@
 import pytest
 import torch
 
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.checkpoints.module_hooks import hooked
+from hf_bidir.checkpoints.projections import projections
 from hf_bidir.explain import ForwardCache, token_shares
-from hf_bidir.explain.forward import record_coefficients
-from tests.explain.conftest import PICTURES, bert, family, images, inputs_of, sentences
+from tests.explain.conftest import PICTURES, bert, family, images, inputs_of
 
 
-def shares_in_loops(part, whole):
-    """Ferrando et al. 2022, equations 9 and 10: `part(query, key)` is a vector, `whole[query]` contains all of them."""
-    length = len(whole)
-    shares = torch.zeros(length, length)
-    for query in range(length):
-        for key in range(length):
-            without = whole[query] - part(query, key)
-            shares[query, key] = (whole[query].abs().sum() - without.abs().sum()).clamp_min(0)
+@torch.no_grad()
+def summands(model, inputs, maps, norm):
+    """What each key adds to each query in the first text, with the skip connection, `[queries, keys, hidden]`, and the
+    input and the output of the norm after it, `[queries, hidden]`."""
+    outputs, normed = [], []
+    with (
+        hooked([maps.output], after=lambda module, args, kwargs, output: outputs.append(output[0])),
+        hooked([norm], after=lambda module, args, kwargs, output: normed.append((args[0][0], output[0]))),
+    ):
+        model(**inputs)
+        for key in range(6):
+            others = torch.arange(6) != key
+            with edited_coefficients(maps.layer, lambda coefficients, others=others: coefficients * others):
+                model(**inputs)
+    total, after = normed[0]
+    added = torch.stack([outputs[0] - without for without in outputs[1:]], 1)
+    skipped = torch.eye(6).unsqueeze(-1) * (total - outputs[0])
+    return added + skipped, total, after
+
+
+def shares_of(parts, whole):
+    """Ferrando et al. 2022, equations 9 and 10."""
+    without = (whole.unsqueeze(1) - parts).abs().sum(-1)
+    shares = (whole.abs().sum(-1, keepdim=True) - without).clamp_min(0)
     return shares / shares.sum(-1, keepdim=True)
 
 
-def transformed(coefficients, values, weight):
-    """The vector that a key adds to a query, from values and a weight `[tokens or hidden, heads * dim]`."""
-    heads = len(coefficients)
-    values, weight = values.unflatten(-1, (heads, -1)), weight.unflatten(-1, (heads, -1))
-    return lambda query, key: torch.einsum("h,hd,ohd->o", coefficients[:, query, key], values[key], weight)
-
-
-@torch.no_grad()
-def test_shares_after_a_norm_are_those_of_every_transformed_token():
-    model, inputs, seen = bert(), sentences(), {}
-    layer = model.bert.encoder.layer[-1].attention
-    with layer.register_forward_hook(lambda module, args, output: seen.update(x=args[0][0], y=output[0][0])):
-        coefficients = record_coefficients(model, inputs)[1][-1][0]
-    x, norm, dense = seen["x"], layer.output.LayerNorm, layer.output.dense
-    added = transformed(coefficients, layer.self.value(x), dense.weight)
-    context = sum(torch.stack([added(query, key) for query in range(6)]) for key in range(6))
-    deviation = (context + dense.bias + x).std(-1, correction=0)
-
-    def part(query, key):
-        vector = added(query, key) + x[query] * (query == key)
-        return norm.weight * (vector - vector.mean()) / deviation[query]
-
-    # values have a bias, which the coefficients weigh, too
-    expected = shares_in_loops(part, seen["y"])
-    torch.testing.assert_close(token_shares(ForwardCache(model, inputs))[-1][0], expected)
-
-
-@torch.no_grad()
 def test_shares_before_a_norm_are_those_of_the_sum():
-    model, seen = family("LlamaForSequenceClassification"), {}
-    inputs, layer = inputs_of(model), model.model.layers[1]
-    layer.input_layernorm.register_forward_hook(
-        lambda module, args, output: seen.update(x=args[0][0], normed=output[0])
-    )
-    layer.post_attention_layernorm.register_forward_hook(lambda module, args, out: seen.update(total=args[0][0]))
-    coefficients = record_coefficients(model, inputs)[1][1][0]
-    attention = layer.self_attn
-    values = attention.v_proj(seen["normed"]).unflatten(-1, (2, -1)).repeat_interleave(2, 1).flatten(1)
-    added = transformed(coefficients, values, attention.o_proj.weight)
-    expected = shares_in_loops(lambda query, key: added(query, key) + seen["x"][query] * (query == key), seen["total"])
-    torch.testing.assert_close(token_shares(ForwardCache(model, inputs))[1][0], expected)
+    model = family("LlamaForSequenceClassification")
+    inputs, norm = inputs_of(model), model.model.layers[1].post_attention_layernorm
+    parts, total, _ = summands(model, inputs, projections(model)[1], norm)
+    torch.testing.assert_close(token_shares(ForwardCache(model, inputs))[1][0], shares_of(parts, total))
+
+
+@torch.no_grad()
+def test_shares_after_a_norm_are_those_of_the_normed_summands():
+    model = bert()
+    inputs, norm = inputs_of(model), model.bert.encoder.layer[-1].attention.output.LayerNorm
+    parts, total, after = summands(model, inputs, projections(model)[-1], norm)
+    centred = parts - parts.mean(-1, keepdim=True)
+    normed = norm.weight * centred / total.std(-1, correction=0)[:, None, None]
+    torch.testing.assert_close(token_shares(ForwardCache(model, inputs))[-1][0], shares_of(normed, after))
 
 
 @pytest.mark.parametrize("name", ["DistilBert", "Albert"])  # one layer in several runs

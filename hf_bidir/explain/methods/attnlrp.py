@@ -32,17 +32,17 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Operations by name; in-place and operator forms, such as add_ and __iadd__, follow the rule of their operation.
+# Operations by name, without underscores: add stands for add_ and __add__, iadd for __iadd__.
 LINEAR = _names(
-    """__get__ __getitem__ __neg__ __setitem__ adaptive_avg_pool1d adaptive_avg_pool2d add alias amax amin as_strided
-    atleast_2d avg_pool1d avg_pool2d batch_norm bfloat16 broadcast_to cat chunk clone concat concatenate
-    constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose2d copy cpu cuda cumsum diagonal double dropout
-    embedding expand expand_as feature_dropout flatten flip float fold gather half hstack index_add index_copy
-    index_put index_select interpolate masked_fill masked_scatter masked_select max max_pool1d max_pool2d mean min
-    moveaxis movedim narrow neg negative new_tensor pad permute positive repeat repeat_interleave requires_grad reshape
-    reshape_as roll rot90 rsub scatter scatter_add select sort split split_with_sizes squeeze stack sub subtract sum
-    swapaxes swapdims t take_along_dim tensor_split tile to topk transpose tril triu type type_as unbind unflatten
-    unfold unsqueeze upsample_bicubic2d view view_as view_as_complex view_as_real vstack where"""
+    """adaptive_avg_pool1d adaptive_avg_pool2d add alias amax amin as_strided atleast_2d avg_pool1d avg_pool2d
+    batch_norm bfloat16 broadcast_to cat chunk clone concat concatenate constant_pad_nd contiguous conv1d conv2d conv3d
+    conv_transpose2d copy cpu cuda cumsum diagonal double dropout embedding expand expand_as feature_dropout
+    flatten flip float fold gather get getitem half hstack iadd index_add index_copy index_put index_select
+    interpolate isub masked_fill masked_scatter masked_select max max_pool1d max_pool2d mean min moveaxis movedim
+    narrow neg negative new_tensor pad permute positive radd repeat repeat_interleave requires_grad reshape
+    reshape_as roll rot90 rsub scatter scatter_add select setitem sort split split_with_sizes squeeze stack sub
+    subtract sum swapaxes swapdims t take_along_dim tensor_split tile to topk transpose tril triu type type_as
+    unbind unflatten unfold unsqueeze upsample_bicubic2d view view_as view_as_complex view_as_real vstack where"""
 )
 # Their Jacobian at the point: normalisers, as in AttnLRP, and functions with f(0) ≠ 0, whose f(x)/x has no limit at 0.
 AS_GRADIENT = _names("softmax log_softmax logsumexp cos exp hardsigmoid log logsigmoid sigmoid softplus")
@@ -50,9 +50,9 @@ PROPORTIONAL = _names(  # x times a constant f(x)/x
     """abs celu clamp clamp_max clamp_min clip elu erf gelu hardswish hardtanh leaky_relu log1p mish normalize pow relu
     relu6 rms_norm selu silu sin softsign sqrt square tanh threshold"""
 )
-PRODUCTS = _names("_grouped_mm bmm einsum linear matmul mm mul multiply mv dot")
+PRODUCTS = _names("bmm dot einsum grouped_mm imul linear matmul mm mul multiply mv rmul")
 SUMS_OF_PRODUCTS = _names("addmm baddbmm addbmm addmv")  # the first operand is added
-QUOTIENTS = _names("div divide true_divide truediv")
+QUOTIENTS = _names("div divide idiv true_divide truediv")
 CONSTANT = _names("rdiv reciprocal rsqrt rtruediv std var norm vector_norm")  # the scales of norms
 
 
@@ -153,9 +153,7 @@ def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
 class RelevanceRules(TorchFunctionMode):
     """Replaces each operation by one with the same value, and the derivative of its rule."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.paused = 0  # depth of parts with a rule of their own
+    paused = 0  # depth of parts with a rule of their own
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -165,18 +163,8 @@ class RelevanceRules(TorchFunctionMode):
         args, kwargs = tree_map_only(nn.Parameter, Tensor.detach, (args, kwargs))
         if self.paused or not _dependent(args, kwargs):
             return function(*args, **kwargs)
-        return _apply(function, _operation(function), args, kwargs)
-
-
-def _operation(function: Callable) -> str:
-    """The name of the operation, without the marks of its in-place and operator forms."""
-    name = function.__name__
-    if name in LINEAR:
-        return name
-    if not name.startswith("__"):
-        return name.removesuffix("_").removeprefix("linalg_")
-    name = name.strip("_")
-    return name[1:] if name in ("iadd", "isub", "imul", "itruediv", "radd", "rmul", "ipow") else name
+        name = function.__name__.strip("_").removeprefix("linalg_")
+        return _apply(function, name, args, kwargs)
 
 
 def _dependent(*operands: Any) -> int:
@@ -212,7 +200,7 @@ def _apply(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
 def _proportional(function: Callable, name: str, args: tuple, kwargs: dict) -> Tensor:
     """A function `f` of one tensor as `x · f(x)/x`; a negative power is the constant scale of a norm."""
     x, *more = args or (kwargs.pop("input"),)
-    overwritten = function.__name__ in (f"{name}_", f"__i{name}__")
+    overwritten = function.__name__ == f"{name}_"
     if overwritten or _dependent(x) == 0 or _dependent(more) > 0:
         raise _no_rule(f"the operation {function.__name__}")
     if "inplace" in kwargs:
