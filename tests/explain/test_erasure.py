@@ -55,7 +55,7 @@ def painted(model, inputs, token):
 )
 def test_the_effect_of_a_token_is_the_fall_of_the_logit_without_it(model, inputs, method, remaining, tokens):
     model, inputs = model(), inputs()
-    effects = asked(method, model, inputs, target=1)
+    effects = asked(method, model, inputs, target=torch.tensor([1, 1]))  # one of each example
     for token in tokens:
         expected = logit(model, inputs) - remaining(model, inputs, token)
         torch.testing.assert_close(effects[:, token], expected, atol=1e-5, rtol=1e-4)

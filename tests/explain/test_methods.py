@@ -101,7 +101,9 @@ def test_bad_input_is_one_error_with_the_expectation(options, message):
     ("method", "scores", "named"),
     [
         ("rollout", [0.97, 0.02, 0.01], '"[CLS]", a sink of the attention, holds 97% of the scores of rollout'),
+        ("values", [0.02, 0.01, 0.97], '"[SEP]", a sink of the attention, holds 97% of the scores of values'),
         ("rollout", [0.02, 0.97, 0.01], ""),  # a word, which is what the method says
+        ("rollout", [0.0, 0.0, 0.0], ""),
         ("alti", [[0.9, 0.1, 0.0], [0.91, 0.09, 0.0]], "holds 90% of the scores of alti"),
         ("alti", [[0.9, 0.1, 0.0], [0.88, 0.12, 0.0]], ""),
         ("erasure", [0.97, 0.02, -0.01], ""),  # for or against y
