@@ -218,7 +218,7 @@ def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: 
     panel.imshow(grid, aspect="auto", **scale.shading)
     panel.tick_params(length=0, labelsize=8)
     for (row, column), label in zip(np.ndindex(grid.shape), labels, strict=False):
-        color = text_color_on(scale.color(grid[row, column]))
+        color = text_color_on(scale.color(grid.item(row, column)))
         panel.text(column, row, label, fontsize=7, color=color, **CENTRED)
     scale.draw(figure, unit, ax=panel)
     return panel

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader
@@ -17,9 +17,6 @@ from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.figures import Scale, as_array, draw_words, finish, image_heatmap, score_grid, text_color_on
 from hf_bidir.explain.inputs.text import visible
 from hf_bidir.explain.registry import METHODS
-
-if TYPE_CHECKING:
-    from hf_bidir.explain.result import Alignment, Explanation
 
 COEFFICIENT = "a"  # unit of a coefficient
 PAGE = "index.html"
@@ -90,7 +87,7 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
 
 
 def _section(
-    result: "Explanation",
+    result: Any,
     heading: str,
     unit: str,
     scores: Tensor,
@@ -119,7 +116,7 @@ def _heads(contributions: Tensor) -> Section:
     return Section("Contribution of each layer and head", unit, scale, caption, figure=figure)
 
 
-def _aligned(result: "Alignment", unit: str) -> Section:
+def _aligned(result: Any, unit: str) -> Section:
     """A text for each generated token: the source, and of a causal model the tokens generated before."""
     rows = as_array(result.scores[unit])
     grows = result.first_length < len(result.source)
@@ -131,7 +128,7 @@ def _aligned(result: "Alignment", unit: str) -> Section:
     return Section(heading, unit, Scale.of(rows), lines=lines)
 
 
-def _reading(result: "Explanation | Alignment") -> str:
+def _reading(result: Any) -> str:
     return f"How to read: {result.how_to_read}." if result.how_to_read else ""
 
 
@@ -142,18 +139,20 @@ def figure_of(result: Any) -> Figure:
     caption = " ".join(filter(None, parts))
     if section.figure is not None:
         return finish(section.figure, caption)
-    shown = {"unit": section.unit, "scale": section.scale, "caption": caption}
+    shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale, "caption": caption}
     if result.is_generated:
         return score_grid(result.scores[section.unit], result.rows, result.source, **shown)
     (line,) = section.lines
     return draw_words(line.tokens, line.scores, **shown)
 
 
-def page_of(result: "Explanation | Alignment") -> str:
-    return rendered("page.html", result=result, sections=list(sections_of(result)), reading=_reading(result))
+def page_of(result: Any) -> str:
+    """The scores of an `Explanation` or `Alignment` as a whole page."""
+    sections = list(sections_of(result))
+    return rendered("page.html", result=result, sections=sections, reading=_reading(result))
 
 
-def fragment_of(results: "Sequence[Explanation | Alignment]", more: str = "", scale: Scale | None = None) -> str:
+def fragment_of(results: Sequence[Any], more: str = "", scale: Scale | None = None) -> str:
     """The scores as HTML for a notebook; how to read them is said once for several results."""
     readings = list(filter(None, dict.fromkeys(map(_reading, results))))
     contents = [(result, list(sections_of(result, scale))) for result in results]
@@ -165,7 +164,7 @@ def write_page(path: str | Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def write_explanation(result: "Explanation | Alignment", folder: str | Path) -> Path:
+def write_explanation(result: Any, folder: str | Path) -> Path:
     """Write the page as index.html into `folder`, in place of an earlier one; errors as in `holds_explanation`."""
     holds_explanation(folder)
     path = Path(folder, PAGE)
