@@ -1,8 +1,7 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import kind_of, text_limit
-from hf_bidir.explain.forward import ForwardCache, check_kind, reads_images, takes_embedding
+from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
+from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
-from hf_bidir.explain.methods import sink_note
-from hf_bidir.explain.prediction import at_token, predictions
-from hf_bidir.explain.request import COEFFICIENTS, HEADS, Request, why_fast
+from hf_bidir.explain.methods import scored, sink_note
+from hf_bidir.explain.readout import predictions
+from hf_bidir.explain.request import COEFFICIENTS, HEADS, Request
 from hf_bidir.explain.result import Alignment, Explanation, Explanations
 
 ONE = str | Path | Image.Image
@@ -60,7 +59,7 @@ def explain(
     """
     request = Request(method, **choices)
     if isinstance(inputs, ONE) or _is_conversation(inputs):
-        model = request.model_within(model, processor)
+        model = request.checked(model, processor)
         if model.config.is_encoder_decoder or request.generates:
             from hf_bidir.explain.generation import explain_generated
 
@@ -70,8 +69,7 @@ def explain(
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
     explanations = explain_each(model, processor, inputs, method, **choices)
-    short = len(inputs) <= request.batch_size
-    return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=short))
+    return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, delay=1))
 
 
 def explain_each(
@@ -86,26 +84,30 @@ def explain_each(
     request = Request(method, **choices)
     if request.generates:
         raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
-    model = request.model_within(model, processor)
+    model = request.checked(model, processor)
     rows = enumerate(_several(inputs))
-    alone = reads_images(model) or request.figures or kind_of(model).per_token or not _pads(model, processor)
+    alone = bool(request.figures) or not _forms_batches(model, processor)
     while batch := list(islice(rows, 1 if alone else request.batch_size)):
         examples = []
         for index, text_or_image in batch:
             with _naming_input(index):
                 examples.append(read(model, processor, text_or_image, request))
-        with _naming_input(batch[0][0], known=len(batch) == 1):
+        with _naming_input(batch[0][0]) if alone else nullcontext():
             yield from _explanations(model, processor, examples, request)
 
 
+def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
+    """Whether texts of different lengths can run together, which takes a padding token, and none needs its position."""
+    pads = getattr(processor, "pad_token_id", None) is not None
+    return pads and not takes_one_row(model) and not kind_of(model).per_token
+
+
 @contextmanager
-def _naming_input(index: int, known: bool = True) -> Iterator[None]:
-    """Put the index of an input before an error about it, if it is known which one it is."""
+def _naming_input(index: int) -> Iterator[None]:
+    """Put the index of an input before an error about it."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
-        if not known:
-            raise
         raise type(error)(f"inputs[{index}]: {error}") from error
 
 
@@ -113,20 +115,14 @@ def _is_conversation(inputs: Any) -> bool:
     return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(part, Mapping) for part in inputs)
 
 
-def parted(tokenizer: Any, text_or_image: Any, request: Request) -> Any:
-    """A text with the parts that were asked for, a conversation as its chat template writes it, or an image.
-
-    Raises:
-        ValueError: segments of an image, and as in `conversation` and `segmented`.
-    """
-    chat = _is_conversation(text_or_image)
+def parted(tokenizer: Any, text: Any, request: Request) -> Any:
+    """A text with the parts that were asked for, or a conversation as its chat template writes it."""
+    chat = _is_conversation(text)
     if not chat and request.segments is None:
-        return text_or_image
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ValueError("segments and conversations are for texts; an image has none.")
+        return text
     from hf_bidir.explain.inputs.parts import conversation, segmented
 
-    text = conversation(tokenizer, text_or_image) if chat else text_or_image
+    text = conversation(tokenizer, text) if chat else text
     return text if request.segments is None else segmented(text, request.segments)
 
 
@@ -142,24 +138,15 @@ def _several(inputs: Any) -> Iterable[ONE]:
     return inputs
 
 
-def _pads(model: PreTrainedModel, processor: Any) -> bool:
-    """Whether texts of different lengths can form a batch: the tokenizer and the config have a padding token."""
-    owners = processor, model.config.get_text_config()
-    return all(getattr(owner, "pad_token_id", None) is not None for owner in owners)
-
-
 def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request) -> Example:
     """The model inputs of a text or an image."""
-    check_kind(type(model), model.config)
-    if takes_embedding(model) and isinstance(text_or_image, str):
-        text_or_image = model.prompt + text_or_image
-    text = parted(processor, text_or_image, request)
     if reads_images(model):
         from hf_bidir.explain.inputs.image import read_image
 
-        return read_image(model, processor, text, size=request.size)
-    if request.size is not None:
-        raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
+        return read_image(model, processor, text_or_image, size=request.size)
+    if takes_embedding(model) and isinstance(text_or_image, str):
+        text_or_image = model.prompt + text_or_image
+    text = parted(processor, text_or_image, request)
     if not isinstance(text, str | Text):
         raise ValueError(
             f"expected a text for {type(model).__name__}, got {type(text).__name__}; pass the text itself. "
@@ -175,35 +162,26 @@ def _explanations(
     model: PreTrainedModel, processor: Any, examples: list[Example], request: Request
 ) -> Iterator[Explanation]:
     """The explanations of examples that run together."""
-    kind = kind_of(model)
-    if kind.per_token:
-        request = at_token(model, processor, examples[0], request)
+    if kind_of(model).per_token:
+        request = request.at_token(model, processor, examples[0])
     cache = ForwardCache(model, *_batch(processor, examples))
-    resolved = request.resolved(model, cache.passes)
-    if resolved.entry.of_outputs and kind.causal and not request.figures:
-        cache.layers = ()  # coefficients of a long prompt are large, and not needed
-    note = "" if request.method else why_fast(resolved.method, cache.passes)
-    predicted = predictions(cache, resolved, processor)
-
-    def scores_by(choice: Request) -> Tensor:
-        rows = cache if choice is resolved else ForwardCache(cache.model, cache.inputs, cache.units)
-        return choice.entry.scores(rows, choice)
-
-    scores, used, fallback = request.scores_or_default(resolved, scores_by)
+    scores, request, note = scored(cache, request)
+    method, predicted = str(request.method), predictions(cache, request, processor)
+    figures = _figures(cache, examples[0], request)
     for example, prediction, row in zip(examples, predicted, scores, strict=True):
-        by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), used.entry.additive)
-        sink = sink_note(str(used.method), example.tokens, example.special, by_token)
-        notes = [*_lost(example, processor), fallback or note, sink]
-        explanation = Explanation(
+        by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), request.entry.additive)
+        sink = sink_note(method, example.tokens, example.special, by_token)
+        notes = [*_lost(example, processor), note, sink]
+        yield Explanation(
             **vars(prediction),
             example=example,
-            method=str(used.method),
+            method=method,
             layer=request.layer,
             head=request.head,
             scores=by_token,
             notes=list(filter(None, notes)),
+            **figures,
         )
-        yield _with_figures(explanation, cache, used) if request.figures else explanation
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -218,18 +196,18 @@ def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], 
     return inputs, units
 
 
-def _with_figures(explanation: Explanation, cache: ForwardCache, request: Request) -> Explanation:
-    """The explanation with what was asked for beside the scores."""
-    coefficients, heads = None, None
+def _figures(cache: ForwardCache, example: Example, request: Request) -> dict[str, Any]:
+    """What was asked for beside the scores, by name."""
+    figures: dict[str, Any] = {}
     if COEFFICIENTS in request.figures:
         from hf_bidir.explain.coefficients import head_of_query
 
-        coefficients = head_of_query(cache, explanation.example, request)
+        figures[COEFFICIENTS] = head_of_query(cache, example, request)
     if HEADS in request.figures:
         from hf_bidir.explain.methods.contributions import head_contributions
 
-        heads = head_contributions(cache, request)[0].sum(-1)
-    return replace(explanation, coefficients=coefficients, heads=heads)
+        figures[HEADS] = head_contributions(cache, request)[0].sum(-1)
+    return figures
 
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:
@@ -239,8 +217,7 @@ def _lost(example: Example, tokenizer: Any) -> list[str]:
         notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is not None and example.grid is None:
-        read_as_unknown = example.inputs["input_ids"][0] == unknown
-        places = example.token_of_piece[read_as_unknown].tolist()
+        places = example.token_of_piece[example.inputs["input_ids"][0] == unknown].tolist()
         words = [visible(shortened(example.tokens[at])) for at in places if not example.special[at]]
         if words:
             named = ", ".join(dict.fromkeys(words))

@@ -2,82 +2,70 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import check_vocabulary, device_of, kind_of, longest_text, vocabulary_of
+from hf_bidir.checkpoints.kinds import device_of, kind_of, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.modeling.signed_layers import signed_layers
 
-Values = list[tuple[nn.Module, Tensor]]
-DIFFERENTIAL = {"DiffLlamaAttention"}  # layers that subtract two maps, by class name
+DIFFERENTIAL = "DiffLlamaAttention"  # subtracts two maps
+
+
+class Recording(NamedTuple):
+    """What one pass computes; coefficients and values have an entry for each run of a layer, in order, as in ALBERT."""
+
+    outputs: ModelOutput
+    coefficients: list[Tensor]  # [batch, heads, queries, keys]
+    values: list[tuple[nn.Module, Tensor]]  # the layer, and [batch, key heads, keys, value_dim]
 
 
 class ForwardCache:
     """The checked inputs of a model, and the outputs, coefficients and values of one pass, which runs when first read.
 
-    It runs once more where gradients are enabled and the pass before had no graph, or its graph is used up.
-
     Attributes:
         model, inputs: the signed model, and its inputs on its device.
         units: the segment of each token, which erasure removes as a whole, rising integers `[batch, length]`; None
             where every token stands alone.
-        layers: the layers whose coefficients are recorded; None: all.
-        values: layer and values `[batch, key heads, keys, value_dim]` of each entry of `coefficients`, once it has run.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        inputs: Mapping[str, Tensor],
-        units: Tensor | None = None,
-        *,
-        layers: Sequence[nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor], units: Tensor | None = None) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model = unwrapped(model)
             self.inputs = prepared_inputs(self.model, inputs)
-        self.units, self.layers = units, layers
-        self.values: Values = []
-        self._outputs: ModelOutput | None = None
-        self._coefficients: list[Tensor] = []
-        self._has_graph = False
+        self.units = units
 
-    def _run(self) -> bool:
-        """Run the model unless it has run, with a graph where gradients are enabled; whether they are."""
-        gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if self._outputs is None or (gradients and not self._has_graph):
-            with torch.inference_mode(False), torch.set_grad_enabled(gradients):
-                self._outputs, self._coefficients, self.values = record_maps(self.model, self.inputs, self.layers)
-            self._has_graph = gradients
-        return gradients
+    @cached_property
+    def recording(self) -> Recording:
+        """The pass, without a graph."""
+        with torch.inference_mode(False), torch.no_grad():
+            return record(self.model, self.inputs)
 
     @property
     def outputs(self) -> ModelOutput:
-        """With a graph where gradients are enabled."""
-        with_graph = self._run()
-        assert self._outputs is not None
-        if with_graph:
-            return self._outputs
-        detached = {name: x.detach() for name, x in self._outputs.items() if isinstance(x, Tensor)}
-        return ModelOutput(detached)
+        return self.recording.outputs
 
     @property
     def coefficients(self) -> list[Tensor]:
-        """Those of each run of a signed layer, `[batch, heads, queries, keys]`, with a graph as the outputs."""
-        with_graph = self._run()
-        return self._coefficients if with_graph else [layer.detach() for layer in self._coefficients]
+        return self.recording.coefficients
 
-    def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
-        """`∂y/∂a` of every coefficient that was read with a graph; 0 where a coefficient does not affect `y`."""
-        self._has_graph = False
-        return torch.autograd.grad(y, self._coefficients, materialize_grads=True)
+    @property
+    def values(self) -> list[tuple[nn.Module, Tensor]]:
+        return self.recording.values
+
+    def outputs_alone(self) -> ModelOutput:
+        """The outputs; where no pass has run, of one that keeps no coefficients, which are large for a long text."""
+        if "recording" in vars(self):
+            return self.outputs
+        with torch.inference_mode(False), torch.no_grad(), in_evaluation(self.model):
+            return self.model(**self.inputs, return_dict=True)
 
     @property
     def main_input(self) -> Tensor:
@@ -87,10 +75,10 @@ class ForwardCache:
     @property
     def passes(self) -> int:
         """The forward passes that erasure takes per text, one for each token or segment."""
-        if self.units is not None:
-            edges = self.units.diff() != 0
-            return int(edges.sum(-1).max()) + 1
-        return self.main_input.shape[-1]
+        if self.units is None:
+            return self.main_input.shape[-1]
+        edges = self.units.diff() != 0
+        return int(edges.sum(-1).max()) + 1
 
     @property
     def length(self) -> int:
@@ -108,19 +96,6 @@ class ForwardCache:
     def position(self) -> Tensor:
         """The position that the output is read from, `[batch]`, as in `read_position`."""
         return read_position(self.coefficients[-1], self.keep)
-
-
-def model_within(model: Any, processor: Any) -> PreTrainedModel:
-    """The signed model inside `torch.compile`, `DataParallel` or peft."""
-    if isinstance(processor, nn.Module) or isinstance(model, PreTrainedTokenizerBase):
-        raise ValueError(
-            "expected a model and then its tokenizer or image processor; got a "
-            f"{type(model).__name__} and a {type(processor).__name__}."
-        )
-    model = unwrapped(model)
-    check_attends(model)
-    check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
-    return model
 
 
 def attends_between_tokens(model: PreTrainedModel) -> bool:
@@ -184,12 +159,8 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
         raise ValueError(
             f"expected at most {limit} tokens, got {main.shape[1]}; tokenize with truncation=True, max_length={limit}."
         )
-    device = device_of(model)
-    for key, value in tensors.items():
-        # inference-mode tensors cannot have gradients, their clones can; position_ids may come as a single row
-        value = value.clone() if value.is_inference() else value
-        tensors[key] = value.to(device).expand(len(main), *value.shape[1:])
-    return tensors
+    # inference-mode tensors cannot have gradients, their clones can
+    return {key: value.to(device_of(model)).clone() for key, value in tensors.items()}
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
@@ -200,72 +171,47 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
     return torch.ones(len(main), length, dtype=torch.bool, device=main.device)
 
 
-def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[ModelOutput, list[Tensor]]:
-    """Run the model on any attention backend; its outputs, and the coefficients of all layers.
+def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Recording:
+    """Run the model on any attention backend, and keep what it computes.
 
-    They are `[batch, heads, queries, keys]` each, in the order in which layers run, with one entry per run of a layer,
-    as in ALBERT; of differential attention they are its signed map (`signed_maps.py`). Both are differentiable if
-    gradients are enabled, even with frozen weights.
+    Outputs and coefficients are differentiable if gradients are enabled, even with frozen weights.
     """
-    return record_maps(model, inputs)[:2]
-
-
-def record_maps(
-    model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
-) -> tuple[ModelOutput, list[Tensor], Values]:
-    """As `record_coefficients`, of some layers, and the layer and the values `[batch, key heads, keys, value_dim]` of
-    each entry."""
-    maps: list[Tensor] = []
-    values: Values = []
+    coefficients: list[Tensor] = []
+    values: list[tuple[nn.Module, Tensor]] = []
     with in_evaluation(model), ExitStack() as stack:
-        for layer in signed_layers(model) if layers is None else layers:
-            reader = _Reader(layer, maps, values)
+        for layer in signed_layers(model):
+            reader = reader_of(layer)(layer, coefficients, values)
             stack.enter_context(edited_coefficients(layer, reader.edit))
             stack.enter_context(observed_layers(layer, reader.observe))
-        return model(**inputs, return_dict=True), maps, values
+        outputs = model(**inputs, return_dict=True)
+    return Recording(outputs, coefficients, values)
 
 
-class _Reader:
-    """Adds the map and the values of each run of a layer to two lists."""
+class Reader:
+    """Adds the coefficients and the values of each run of a layer to two lists."""
 
-    def __init__(self, layer: nn.Module, maps: list[Tensor], values: Values) -> None:
-        self.layer, self.maps, self.values = layer, maps, values
-        self.parts: list[Tensor] = []  # values of the calls of a run of differential attention
-        self.coefficients = torch.empty(0)
+    def __init__(self, layer: nn.Module, coefficients: list[Tensor], values: list[tuple[nn.Module, Tensor]]) -> None:
+        self.layer = layer
+        self.coefficients = coefficients
+        self.values = values
 
     def edit(self, coefficients: Tensor) -> Tensor:
-        if self.parts:  # a later call of a run
-            return self.coefficients
-        if is_differential(self.layer):
-            from hf_bidir.explain.signed_maps import difference
-
-            signed_map, rebuilt = difference(self.layer, coefficients)
-            self.coefficients = rebuilt(self._added(signed_map))  # made of the map, so that y depends on it
-            return self.coefficients
-        return self._added(coefficients)
-
-    def _added(self, signed_map: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and not signed_map.requires_grad:
-            signed_map.requires_grad_()
-        self.maps.append(signed_map)
-        return signed_map
+        """Changes nothing, but lets gradients flow to the coefficients."""
+        if torch.is_grad_enabled() and not coefficients.requires_grad:
+            coefficients.requires_grad_()
+        self.coefficients.append(coefficients)
+        return coefficients
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        value = value.detach()
-        if is_differential(layer):
-            from hf_bidir.explain.signed_maps import joined_values
-
-            self.parts.append(value)
-            whole = joined_values(layer, self.parts)
-            if whole is None:
-                return
-            value, self.parts = whole, []
-        self.values.append((layer, value))
+        self.values.append((self.layer, value.detach()))
 
 
-def is_differential(layer: nn.Module) -> bool:
-    """Whether a layer subtracts two maps (`signed_maps.py`)."""
-    return any(base.__name__ in DIFFERENTIAL for base in type(layer).__mro__)
+def reader_of(layer: nn.Module) -> type[Reader]:
+    if type(layer).__name__ != DIFFERENTIAL:
+        return Reader
+    from hf_bidir.explain.signed_maps import DifferentialReader
+
+    return DifferentialReader
 
 
 def sequence_length(
@@ -316,33 +262,3 @@ def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Ten
         f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}. Give one for all "
         f"examples, or one per example ({batch})."
     )
-
-
-def patch_size(model: PreTrainedModel) -> tuple[int, int]:
-    """Height and width of an image model's patches, in pixels."""
-    size = getattr(vision_config(model), "patch_size", None)
-    if size is None:
-        raise ValueError(f"expected a model with patches; the config of {type(model).__name__} has no patch_size.")
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def vision_config(model: PreTrainedModel) -> PretrainedConfig:
-    """The config of the image part: the model's own, or its `vision_config`."""
-    return getattr(model.config, "vision_config", model.config)
-
-
-def patch_grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches in images `[batch, channels, height, width]`; patches are the last tokens."""
-    height, width = patch_size(model)
-    return pixels.shape[2] // height, pixels.shape[3] // width
-
-
-def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
-    """The number of tokens before an image's patches, such as a class token and registers."""
-    rows, columns = patch_grid(model, pixels)
-    if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has tokens after the patches
-        raise ValueError(
-            f"expected one token per patch and none after the patches; {type(model).__name__} attends over {length} "
-            f"tokens for {rows} x {columns} patches."
-        )
-    return length - rows * columns

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, record_maps
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, record
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
-from hf_bidir.explain.methods import sink_note
+from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.request import Request, why_fast
+from hf_bidir.explain.request import Request
 from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -96,7 +96,7 @@ def _crossing_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
             crossing.add(layer)
 
     with hooked(signed_layers(model), before=note):
-        outputs, maps, values = record_maps(model, inputs)
+        outputs, maps, values = record(model, inputs)
     if attends_between_tokens(model):
         runs = zip(maps, values, strict=True)
         maps = [coefficients for coefficients, (layer, _) in runs if layer in crossing]
@@ -115,23 +115,21 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     written = spelled(tokenizer, generated.tolist())
     source = _extended(example, generated[:-1], written[:-1])
     units = source.token_of_piece[None] if source.whole else None
-    cache = ForwardCache(model, source.inputs, units, layers=[])
-    resolved = request.resolved(model, cache.passes)
+    cache = ForwardCache(model, source.inputs, units)
     positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
 
-    def scores_by(choice: Request) -> Tensor:
-        return prediction_scores(cache, choice, generated, positions)
+    def score(cache: ForwardCache, request: Request) -> Tensor:
+        return prediction_scores(cache, request, generated, positions)
 
-    scores, used, fallback = request.scores_or_default(resolved, scores_by)
+    scores, used, note = scored(cache, request, score)
     name, method = str(used.method), used.entry
     by_token = source.by_token(scores, method.additive)
     # of a conversation the messages, not what its template wrote
     shown = [index for index, special in enumerate(source.special) if not (special and prompt.template)]
     with torch.no_grad():
-        probabilities = cache.outputs.logits[0, positions].float().softmax(-1).cpu()
+        probabilities = cache.outputs_alone().logits[0, positions].float().softmax(-1).cpu()
     shares = probabilities.gather(-1, generated.unsqueeze(-1)).squeeze(-1)
     spoken = [prompt.spoken, tokenizer.decode(generated)]
-    slow = "" if request.method else fallback or why_fast(name, cache.passes)
     sink = sink_note(name, source.tokens, source.special, by_token)
     return Alignment(
         source=[source.tokens[index] for index in shown],
@@ -143,7 +141,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
         how_to_read=method.how_to_read,
         has_signs=method.explains_output,
         probabilities=shares.tolist(),
-        notes=list(filter(None, [slow, sink])),
+        notes=list(filter(None, [note, sink])),
     )
 
 

@@ -1,10 +1,10 @@
-"""The explained number `y`, by default the logit of the predicted class: a function of outputs, and of an input.
+"""The explained number `y`, by default the logit of the predicted class: a function of outputs, and in words.
 
 For language models `y` is the logit minus the mean over the vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of, takes_one_row
-from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, leading_tokens, patch_size, reads_images, token_positions
+from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.common.errors import did_you_mean
+from hf_bidir.explain.forward import ForwardCache, takes_embedding, token_positions
+from hf_bidir.explain.inputs.text import signed, spelled, visible
 from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
 
@@ -53,12 +54,14 @@ class Readout:
         return Readout(self.weights[examples], positions)
 
 
-def readout_of(model: PreTrainedModel, outputs: ModelOutput, request: Request, default: int | Tensor = 0) -> Readout:
-    """Resolve target and position of a request, or the `default` position, for the outputs of a batch.
+def readout_of(cache: ForwardCache, request: Request, outputs: ModelOutput | None = None) -> Readout:
+    """Resolve target and position of a request for the outputs in a cache, or for others of the same model.
 
     Without a head there is no target: `y` is the projection of the hidden state, or of the embedding, on itself. For a
     sentence encoder that is compared with a text it is the similarity. Raises ValueError for what does not exist.
     """
+    model = cache.model
+    outputs = cache.outputs if outputs is None else outputs
     check_position(model, request.position)
     rows = _explained(outputs)
     if rows is None or rows.dim() not in (2, 3):
@@ -68,8 +71,8 @@ def readout_of(model: PreTrainedModel, outputs: ModelOutput, request: Request, d
         )
     positions = None
     if rows.dim() == 3:
-        every = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
-        positions = token_positions(default if request.position is None else request.position, every)
+        position = cache.position if request.position is None else request.position
+        positions = token_positions(position, rows.new_ones(rows.shape[:2]))
         rows = _at(rows, positions)
     rows = upcast(rows.detach())
     if "logits" in outputs:
@@ -81,13 +84,6 @@ def readout_of(model: PreTrainedModel, outputs: ModelOutput, request: Request, d
     if reference is None:
         return Readout(nn.functional.normalize(rows, dim=-1), positions)
     return Readout(reference.to(rows).expand_as(rows), positions)
-
-
-def cached_readout(cache: ForwardCache, request: Request, outputs: ModelOutput | None = None) -> Readout:
-    """The readout of the outputs in a cache, or of others for the same inputs."""
-    outputs = cache.outputs if outputs is None else outputs
-    hidden = "logits" not in outputs and "last_hidden_state" in outputs
-    return readout_of(cache.model, outputs, request, cache.position if hidden else 0)
 
 
 def _explained(outputs: ModelOutput) -> Tensor | None:
@@ -120,19 +116,11 @@ def _of_classes(model: PreTrainedModel, logits: Tensor, request: Request, positi
 def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     """The index of a class for each row, `[batch]`."""
     batch, count = logits.shape
-    names = {int(index): str(name) for index, name in model.config.id2label.items()}
-    known = list(names.values()) if len(names) == count <= LISTED else f"0 to {count - 1}"
+    labels = model.config.id2label
+    known = list(labels.values()) if len(labels) == count <= LISTED else f"0 to {count - 1}"
     unknown = f"target {target!r} does not exist; choose one of {known}, or one per example ({batch})."
     if isinstance(target, str):
-        indices = [index for index, name in names.items() if name == target]
-        if len(indices) > 1:
-            both = " and ".join(map(str, indices))
-            raise ValueError(f"target {target!r} is the name of the classes {both}; choose one of them by its index.")
-        if not indices and not target.isdecimal():
-            from hf_bidir.common.errors import did_you_mean
-
-            raise ValueError(unknown + did_you_mean(target, list(names.values())))
-        target = indices[0] if indices else int(target)
+        target = _class_named(labels, target, unknown)
     classes = torch.as_tensor(target, device=logits.device).long().reshape(-1)
     inside = (classes >= 0) & (classes < count)
     if len(classes) not in (1, batch) or not inside.all():
@@ -140,83 +128,81 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     return classes.expand(batch)
 
 
-class InputFunction:
-    """A model's outputs and `y` as functions of the input tensor, in the form that captum calls.
+def _class_named(labels: Mapping[int, str], name: str, unknown: str) -> int:
+    """The class with this name, or with this number."""
+    indices = [index for index, label in labels.items() if label == name]
+    if len(indices) > 1:
+        both = " and ".join(map(str, indices))
+        raise ValueError(f"target {name!r} is the name of the classes {both}; choose one of them by its index.")
+    if not indices and not name.isdecimal():
+        raise ValueError(unknown + did_you_mean(name, list(labels.values())))
+    return indices[0] if indices else int(name)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is explained of one example.
 
     Attributes:
-        start: word embeddings `[batch, length, hidden]`, or pixels.
-        rows: the index of each example; captum repeats it together with the example.
+        explained: the prediction and y, in words.
+        value: y.
+        target: the explained class or token; None for a model without a head.
+        instead_of: the one that it is contrasted with.
     """
 
-    def __init__(
-        self, cache: ForwardCache, request: Request, *, one_point: bool = False, keep_first: bool | None = None
-    ) -> None:
-        """The function of these inputs, at `one_point` only: `y` is read from its own outputs, without the cache's.
+    explained: str
+    value: float
+    target: int | None = None
+    instead_of: int | None = None
 
-        `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
-        """
-        self.cache, self.request, self.model = cache, request, cache.model
-        self.is_image, self.keep_first = reads_images(cache.model), keep_first
-        with torch.no_grad():
-            self.start = cache.main_input
-            if not self.is_image:
-                self.start = self.model.get_input_embeddings()(cache.main_input)
-            self.readout = None if one_point else cached_readout(cache, request)
-        self.rows = torch.arange(len(self.start), device=self.start.device)
 
-    @cached_property
-    def baseline(self) -> Tensor:
-        """Images of zeros, or padding at every token except the sinks of causal attention, the first of each text.
+@torch.no_grad()
+def predictions(cache: ForwardCache, request: Request, processor: Any) -> list[Prediction]:
+    """The prediction for each row of a batch."""
+    model, outputs = cache.model, cache.outputs_alone()
+    readout = readout_of(cache, request, outputs)
+    rows, values = readout.rows(outputs), readout(outputs).tolist()
+    if readout.targets is not None:
+        return [_of_class(model, processor, readout, index, rows[index], y) for index, y in enumerate(values)]
+    return [Prediction(_without_classes(model, readout, index, y), y) for index, y in enumerate(values)]
 
-        Without a sink, y changes too abruptly for an integral of few steps.
-        """
-        if self.is_image:
-            return torch.zeros_like(self.start)
-        embeddings = self.model.get_input_embeddings()
-        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None)
-        known = isinstance(padding, int) and 0 <= padding < embeddings.num_embeddings
-        token = torch.tensor([padding if known else 0], device=self.start.device)
-        padded = embeddings(token).detach().expand_as(self.start)
-        return torch.where(self._sinks().unsqueeze(-1), self.start, padded)
 
-    @torch.no_grad()
-    def _sinks(self) -> Tensor:
-        """The tokens that are part of the baseline, boolean `[batch, length]`."""
-        keep = self.cache.keep
-        first = keep.long().argmax(-1)  # after padding on the left
-        causal = self.cache.position > first
-        kept = causal if self.keep_first is None else torch.full_like(causal, self.keep_first)
-        firsts = nn.functional.one_hot(first, keep.shape[1]).bool()
-        return firsts & kept.unsqueeze(1)
+def _without_classes(model: Any, readout: Readout, index: int, value: float) -> str:
+    """The explained number of a hidden state or of an embedding, in words."""
+    if not takes_embedding(model):
+        assert readout.positions is not None
+        state = f"the hidden state of token {int(readout.positions[index])} projected on its own direction"
+        return f"{type(model).__name__} has no head. Explained: y, {state}, {signed(value)}."
+    if model.reference is None:
+        what = "the embedding before normalisation projected on its own direction"
+        more = "; --against TEXT explains its similarity to a text"
+    else:
+        what, more = f'its {model.similarity} similarity to "{visible(model.against)}"', ""
+    return f"Embedding ({model.described}). Explained: y, {what}, {signed(value)}{more}."
 
-    def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
-        """The outputs of the model for these input tensors of the rows."""
-        if len(rows) > 1 and takes_one_row(self.model):
-            pairs = zip(start.split(1), rows.split(1), strict=True)
-            return ModelOutput(logits=torch.cat([self.run(*pair).logits for pair in pairs]))
-        inputs = {name: value[rows] for name, value in self.cache.inputs.items()}
-        start = start.to(self.start.dtype)  # captum adds noise in single precision
-        if self.is_image:
-            return self.model(**inputs | {"pixel_values": start}, return_dict=True)
-        # no inputs_embeds: some models find padding, or the position to read, by token id
-        with hooked([self.model.get_input_embeddings()], after=lambda *_: start.clone()):
-            return self.model(**inputs, return_dict=True)
 
-    def score(self, start: Tensor, rows: Tensor) -> Tensor:
-        """`y` `[rows]` for these input tensors."""
-        outputs = self.run(start, rows)
-        if self.readout is None:
-            return cached_readout(self.cache, self.request, outputs)(outputs)
-        return self.readout.of(rows)(outputs)
+def _of_class(
+    model: PreTrainedModel, processor: Any, readout: Readout, index: int, logits: Tensor, value: float
+) -> Prediction:
+    """The prediction from the logits `[classes]` of an example."""
+    assert readout.targets is not None
+    target, predicted = int(readout.targets[index]), int(logits.argmax())
+    if len(logits) == 1:
+        return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target)
+    names_tokens = kind_of(model).names_tokens
 
-    def by_token(self, scores: Tensor) -> Tensor:
-        """Sum scores of the shape of `start` to `[batch, length]`."""
-        scores = scores.detach()
-        if not self.is_image:
-            return scores.sum(-1)
-        height, width = patch_size(self.model)
-        patches = scores.unfold(2, height, height).unfold(3, width, width)
-        by_patch = patches.sum((1, 4, 5)).flatten(1)
-        with torch.no_grad():
-            leading = leading_tokens(self.model, self.start, self.cache.length)
-        return nn.functional.pad(by_patch, (leading, 0))
+    def name(label: int) -> str:
+        """The name of a class, or a token of the vocabulary in quotation marks."""
+        return f'"{spelled(processor, [label])[0]}"' if names_tokens else model.config.id2label[label]
+
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    y, foil = f"the logit of {name(target)}", None
+    if readout.foils is not None:
+        foil = int(readout.foils[index])
+        y += f" minus that of {name(foil)}"
+    elif names_tokens:
+        y += " minus the mean of all tokens"
+    other = f" ({name(target)} has {probabilities[target]:.1%})" if target != predicted else ""
+    prediction = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%})."
+    return Prediction(f"{prediction} Explained: y, {y}, {signed(value)}{other}.", value, target, foil)

@@ -34,7 +34,6 @@ class Method:
     explains_output: bool = True  # + supports y and − opposes it; False: scores of at least 0, which only rank
     additive: bool = True  # a word's score is the sum of its pieces
     between_tokens: bool = False  # needs attention from every token to every token
-    of_outputs: bool = False  # reads no coefficients, so that a long text needs little memory
     one_query: bool = False  # starts at a single token, from which the output is read
     by_head: bool = True  # a method that takes a layer takes a head as well
     shared: bool = False  # several outputs of one text take no more passes than one
@@ -76,7 +75,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "attnlrp": Method(
         "AttnLRP: relevance for y, propagated backwards", "relevance", "1 backward", "attnlrp.relevance",
-        between_tokens=True, of_outputs=True,
+        between_tokens=True,
     ),
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from {baseline}", "relevance",

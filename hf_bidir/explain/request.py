@@ -1,14 +1,18 @@
 """What is asked of a model: the output to explain, the method, and how; checked once against the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain.forward import attends_between_tokens, model_within, pools_tokens, reads_images, takes_embedding
+from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
+from hf_bidir.checkpoints.layer_hooks import check_attends
+from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.common.errors import did_you_mean
+from hf_bidir.explain.forward import attends_between_tokens, check_kind, pools_tokens, reads_images, takes_embedding
+from hf_bidir.explain.inputs.text import Example, shortened, spelled
 from hf_bidir.explain.registry import (
     CAUSAL_DEFAULT,
     CAUSAL_FAST,
@@ -17,13 +21,13 @@ from hf_bidir.explain.registry import (
     METHODS,
     TEXT_DEFAULT,
     Method,
-    NoRule,
 )
 
 if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
+LISTED = 1000  # characters of the positions in a message
 COEFFICIENTS, HEADS = FIGURES = "coefficients", "heads"  # beside the scores
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None
@@ -81,28 +85,26 @@ class Request:
         """Whether the tokens of a text that follows the prompt are explained."""
         return self.continuation is not None or self.new_tokens is not None
 
-    def model_within(self, model: Any, processor: Any) -> PreTrainedModel:
-        """The signed model, of sentence encoders the one compared with `against`, once the request is checked.
+    def checked(self, model: Any, processor: Any) -> PreTrainedModel:
+        """The signed model inside `torch.compile`, `DataParallel` or peft; of sentence encoders the one compared with
+        `against`.
 
         Raises:
-            ValueError: choices that do not apply to the model.
+            ValueError: a model that cannot be explained, or choices that do not apply to it.
         """
-        model = model_within(model, processor)
-        if self.batch_size < 1:
-            raise ValueError(f"expected a batch_size of at least 1, got {self.batch_size}.")
-        for name in self.figures:
-            if name not in FIGURES:
-                raise ValueError(f"expected figures {', '.join(FIGURES)}, got {name!r}.")
+        if isinstance(processor, nn.Module) or isinstance(model, PreTrainedTokenizerBase):
+            raise ValueError(
+                "expected a model and then its tokenizer or image processor; got a "
+                f"{type(model).__name__} and a {type(processor).__name__}."
+            )
+        model = unwrapped(model)
+        check_attends(model)
+        check_kind(type(model), model.config)
+        check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
+        self._check_choices(model)
         self._check_generation(model)
         self.resolved(model)
-        if self.against is None:
-            return model
-        if not takes_embedding(model):
-            raise ValueError(
-                "a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
-                f"loads them; {type(model).__name__} is none. Leave out against."
-            )
-        return model.compared_with(processor, self.against)
+        return model if self.against is None else model.compared_with(processor, self.against)
 
     def resolved(self, model: PreTrainedModel, passes: int = 1) -> "Request":
         """The request with its method: the named one, or the default for a text that erasure needs `passes` for.
@@ -118,36 +120,63 @@ class Request:
         _check_method(model, name, self.layer, self.head)
         return replace(self, method=name)
 
-    def scores_or_default(
-        self, resolved: "Request", scores_by: Callable[["Request"], Tensor]
-    ) -> tuple[Tensor, "Request", str]:
-        """The scores of the resolved request, the request that they are of, and a note.
+    def at_token(self, model: PreTrainedModel, tokenizer: Any, example: Example) -> "Request":
+        """The request of a model with an output per token: with its position, by default that of the mask, or the last
+        one of a causal model; and with words of the vocabulary as token ids."""
+        kind, ids = kind_of(model), example.inputs["input_ids"][0].tolist()
+        position = self.position
+        if position is None and kind.causal:
+            position = len(ids) - 1
+        elif position is None and kind.names_tokens and tokenizer.mask_token_id in ids:
+            position = ids.index(tokenizer.mask_token_id)
+        if position not in range(len(ids)):
+            masked = f"{tokenizer.mask_token} in the text, or " if kind.names_tokens and not kind.causal else ""
+            listed = ", ".join(f"{place} {token}" for place, token in enumerate(spelled(tokenizer, ids)))
+            raise ValueError(
+                f"expected {masked}the position of a token (--position): {shortened(listed, LISTED)}; got {position}."
+            )
+        located = replace(self, position=position)
+        if not kind.names_tokens:
+            return located
+        last = tokenizer.decode(ids[-1:])
+        ends_apart = ids[-1] in tokenizer.all_special_ids or last[-1:].isspace()
+        spaced = not (kind.causal and ends_apart)
+        target, instead_of = (_token_of(tokenizer, word, spaced) for word in (self.target, self.instead_of))
+        return replace(located, target=target, instead_of=instead_of)
 
-        Where the default method has no rule for an operation of the model, they are contributions.
-        """
-        try:
-            return scores_by(resolved), resolved, ""
-        except NoRule as error:
-            if self.method is not None:
-                raise
-            used = replace(resolved, method=LAYER_DEFAULT)
-            return scores_by(used), used, f"The default method, {resolved.method}, does not apply: {error}"
+    def _check_choices(self, model: PreTrainedModel) -> None:
+        """Raise ValueError for choices that do not apply to the model, or to any."""
+        name = type(model).__name__
+        if self.batch_size < 1:
+            raise ValueError(f"expected a batch_size of at least 1, got {self.batch_size}.")
+        for figure in self.figures:
+            if figure not in FIGURES:
+                raise ValueError(f"expected figures {', '.join(FIGURES)}, got {figure!r}.")
+        if self.against is not None and not takes_embedding(model):
+            raise ValueError(
+                "a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
+                f"loads them; {name} is none. Leave out against."
+            )
+        if self.size is not None and not reads_images(model):
+            raise ValueError(f"size is for images; {name} takes texts.")
+        if self.segments is not None and reads_images(model):
+            raise ValueError(f"segments are for texts; {name} takes images.")
 
     def _check_generation(self, model: PreTrainedModel) -> None:
         """Raise ValueError for choices that do not apply where several tokens are explained."""
         name = type(model).__name__
+        excluded = ["target", "instead_of", "position"]
         if model.config.is_encoder_decoder:
-            excluded = ["target", "instead_of", "position", "size", "layer", "head", "continuation", "new_tokens"]
+            excluded += ["layer", "head", "continuation", "new_tokens"]
         elif not self.generates:
             return
-        else:
-            excluded = ["target", "instead_of", "position", "size"]
-            if not kind_of(model).causal:
-                raise ValueError(f"{name} does not generate text; leave out continuation and new_tokens.")
-            if None not in (self.continuation, self.new_tokens):
-                raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
+        elif not kind_of(model).causal:
+            raise ValueError(f"{name} does not generate text; leave out continuation and new_tokens.")
+        elif self.continuation is not None and self.new_tokens is not None:
+            raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
         chosen = [option for option in excluded if getattr(self, option) is not None]
-        chosen += ["figures"] * bool(self.figures)
+        if self.figures:
+            chosen.append("figures")
         if chosen:
             raise ValueError(f"{name} is explained for each generated token; leave out {', '.join(chosen)}.")
 
@@ -155,8 +184,6 @@ class Request:
 def _check_method(model: PreTrainedModel, name: str, layer: int | None, head: int | None) -> None:
     method = METHODS.get(name)
     if method is None:
-        from hf_bidir.common.errors import did_you_mean
-
         close = did_you_mean(name, list(METHODS))
         raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}.{close}")
     if method.layers is None and (layer is not None or head is not None):
@@ -166,6 +193,28 @@ def _check_method(model: PreTrainedModel, name: str, layer: int | None, head: in
     supported = methods_of(model)
     if name not in supported:
         raise ValueError(f"{name} does not apply to {type(model).__name__}; choose one of {', '.join(supported)}.")
+
+
+def _token_of(tokenizer: Any, word: Target, spaced: bool) -> Any:
+    """The id of a word as spelled in a text, after a space if `spaced`, or of a word piece; ids as they are."""
+    if not isinstance(word, str):
+        return word
+    if not word.strip():
+        raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
+    after_space = f" {word.lstrip()}"
+    pieces: list[int] = []
+    for text in (after_space, word) if spaced else (word, after_space):
+        pieces = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(pieces) == 1 and pieces[0] != tokenizer.unk_token_id:
+            return pieces[0]
+    token = tokenizer.convert_tokens_to_ids(word)
+    if token not in (None, tokenizer.unk_token_id):
+        return token
+    parts = " + ".join(map(repr, spelled(tokenizer, pieces)))
+    raise ValueError(
+        f"target {word!r} is not one token of the vocabulary, but {parts}; choose one of them, or explain all of them "
+        "with --continuation."
+    )
 
 
 def check_position(model: PreTrainedModel, position: Position) -> None:
@@ -204,14 +253,3 @@ def default_method(model: PreTrainedModel, passes: int = 1) -> str:
     else:
         best = TEXT_DEFAULT
     return best if best in methods_of(model) else LAYER_DEFAULT
-
-
-def why_fast(method: str | None, passes: int) -> str:
-    """One sentence where the default of a causal language model is the fast one, else ""."""
-    if method != CAUSAL_FAST:
-        return ""
-    return (
-        f"{CAUSAL_DEFAULT}, the default of causal language models, would need {passes} forward passes; {method} needs "
-        f'one backward pass and is less faithful. Choose method="{CAUSAL_DEFAULT}" (--method {CAUSAL_DEFAULT}) to wait '
-        "for it."
-    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from hf_bidir.explain.inputs.text import Example, shortened, signed, told_apart, visible
+from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.registry import METHODS
 
 if TYPE_CHECKING:
@@ -57,32 +58,24 @@ class Result:
         return fragment_of([self])
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation(Result):
-    """The scores of one example, and the output they explain.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Explanation(Prediction, Result):
+    """The scores of one example, and the prediction that they explain.
 
     Attributes:
         example: the inputs, with a name for every token.
-        explained: the prediction and the explained number y, in words.
         method, layer, head: as in `token_scores`.
         scores: `[tokens]`, one per word or patch; special tokens included.
-        value: y.
-        target: the explained class or token; None for a model without a head.
-        instead_of: the class or token that the target is contrasted with, if any.
         notes: what limits the scores, a sentence each.
         coefficients, heads: the figures that were asked for: the coefficients of one head, and the contributions of
             each layer and head, summed over all tokens, `[layers, heads]`.
     """
 
     example: Example
-    explained: str
     method: str
     layer: int | None
     head: int | None
     scores: Tensor
-    value: float
-    target: int | None = None
-    instead_of: int | None = None
     notes: list[str] = field(default_factory=list)
     coefficients: "Coefficients | None" = None
     heads: Tensor | None = None

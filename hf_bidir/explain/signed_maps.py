@@ -5,38 +5,46 @@ their difference is put into the forward pass, so that methods read it, and grad
 coefficients of a signed layer.
 """
 
-from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-def difference(layer: nn.Module, coefficients: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The map `[batch, heads / 2, queries, keys]`, and the function that makes the coefficients of it."""
-    added, subtracted = coefficients.chunk(2, dim=1)
-    signed_map = added - (_weight(layer).to(subtracted.dtype) * subtracted).detach()
-
-    def rebuilt(signed: Tensor) -> Tensor:
-        # the value of `added`, unrounded, and the gradient of the map
-        gradient = signed - signed.detach()  # 0
-        return torch.cat([added.detach() + gradient, subtracted], dim=1)
-
-    return signed_map, rebuilt
+from hf_bidir.explain.forward import Reader
 
 
-def joined_values(layer: nn.Module, parts: Sequence[Tensor]) -> Tensor | None:
-    """What the map is multiplied by, `[batch, key heads, keys, value_dim]`.
+class DifferentialReader(Reader):
+    """Adds the map of each run of a layer, `[batch, heads / 2, queries, keys]`, and the values that it multiplies.
 
-    Args:
-        parts: the values of the calls in a run: a layer of `head_dim` calls the attention function once, or twice with
-            the same coefficients and one half of the values each. None before the last call.
+    A layer calls its attention function once in a run, or twice with the same coefficients and one half of the values
+    each.
     """
-    halves = [part.chunk(2, dim=1)[0] for part in parts]
-    joined = torch.cat(halves, dim=-1)
-    return joined if joined.shape[-1] == 2 * layer.head_dim else None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.parts: list[Tensor] = []  # values of the calls of the run
+        self.rebuilt = torch.empty(0)
+
+    def edit(self, coefficients: Tensor) -> Tensor:
+        """The coefficients, made of the map, so that `y` depends on it."""
+        if not self.parts:
+            added, subtracted = coefficients.chunk(2, dim=1)
+            weighted = _weight(self.layer).to(subtracted.dtype) * subtracted
+            signed_map = super().edit(added - weighted.detach())
+            # the value of `added`, unrounded, and the gradient of the map
+            gradient = signed_map - signed_map.detach()  # 0
+            self.rebuilt = torch.cat([added.detach() + gradient, subtracted], dim=1)
+        return self.rebuilt
+
+    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        self.parts.append(value.chunk(2, dim=1)[0])
+        joined = torch.cat(self.parts, dim=-1)
+        if joined.shape[-1] == 2 * self.layer.head_dim:
+            self.parts = []
+            super().observe(layer, key, joined, context)
 
 
-def _weight(layer: nn.Module) -> Tensor:
+def _weight(layer: Any) -> Tensor:
     """The `λ` of a layer: equation 2 of the paper."""
     first = (layer.lambda_q1 * layer.lambda_k1).sum().exp()
     second = (layer.lambda_q2 * layer.lambda_k2).sum().exp()

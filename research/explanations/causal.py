@@ -73,7 +73,8 @@ class Prompt:
         mask = inputs["attention_mask"]
         position = (mask * torch.arange(mask.shape[1])).argmax(1)
         outputs = self.model(**inputs, return_dict=True)
-        return readout_of(self.model, outputs, Request(target=self.target, position=position))(outputs)
+        cache, request = ForwardCache(self.model, inputs), Request(target=self.target, position=position)
+        return readout_of(cache, request, outputs)(outputs)
 
     def falls(self, removed: Tensor) -> dict[str, Tensor]:
         """The fall of y without the tokens in `removed`, boolean `[rows, length]`, by the way they are removed."""

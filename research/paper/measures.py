@@ -18,7 +18,7 @@ from hf_bidir.explain import ForwardCache, Request, erasure, read_text, token_sc
 from hf_bidir.explain.forward import keep_mask_of
 from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
-from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.methods.gradients import InputFunction
 from hf_bidir.finetune.data.image_data import ImageCollator
 from research.faithfulness import (
     comprehensiveness,

@@ -6,7 +6,7 @@ import torch
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.explain import ForwardCache, Request, read_text
 from hf_bidir.explain.coefficients import head_of_query
-from hf_bidir.explain.forward import record_coefficients
+from hf_bidir.explain.forward import record
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import bert, family, pooling, tokenizer
 
@@ -20,7 +20,7 @@ def shown_of(model, **choices):
 
 @torch.no_grad()
 def recorded(model, example):
-    return record_coefficients(model, example.inputs)[1]
+    return record(model, example.inputs).coefficients
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import torch
 
 from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, head_contributions, token_scores
-from hf_bidir.explain.forward import record_coefficients
+from hf_bidir.explain.forward import record
 from hf_bidir.explain.methods import sink_note
 from tests.explain.conftest import asked, bert, family, images, sentences, vit
 
 
 def coefficients(model, inputs):
     with torch.no_grad():
-        return record_coefficients(model, inputs)[1]
+        return record(model, inputs).coefficients
 
 
 @pytest.mark.parametrize("position", [None, 50])

@@ -13,7 +13,7 @@ import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
 from hf_bidir.explain import ForwardCache, Request, integrated_relevance, relevance
 from hf_bidir.explain.methods.attnlrp import RelevanceRules, relevance_rules
-from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.methods.gradients import InputFunction
 from hf_bidir.explain.registry import NoRule
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, asked, bert, doubled, family, inputs_of, pooling, sentences

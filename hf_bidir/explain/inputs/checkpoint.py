@@ -28,7 +28,6 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     if not checkpoint.sentences:  # before the weights are downloaded
         check_kind(checkpoint.head, checkpoint.config)
     model = checkpoint.signed_model(torch.float32)
-    check_kind(type(model), model.config)
     images = reads_images(model)
     fitting = [
         processor

@@ -1,14 +1,16 @@
-"""Prepare an image of any size for explanation."""
+"""Images of any size as model inputs, and where their patches are."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.images import image_mode, open_image
-from hf_bidir.explain.forward import ForwardCache, leading_tokens, patch_grid, patch_size
+from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import Example
 
 
@@ -30,19 +32,47 @@ def read_image(
     """
     picture = open_image(image, image_mode(model.config))
     options = {} if size is None else _whole(patch_size(model), picture, size)
-    pixels = processor([picture], return_tensors="pt", **options)["pixel_values"]
-    rows, columns = patch_grid(model, pixels)
-    with torch.no_grad():
-        count = leading_tokens(model, pixels, ForwardCache(model, {"pixel_values": pixels}).length)
-    leading = ["class token", *(f"special token {number}" for number in range(2, count + 1))][:count]
-    patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
+    inputs = {"pixel_values": processor([picture], return_tensors="pt", **options)["pixel_values"]}
+    length = ForwardCache(model, inputs).length
+    leading = leading_tokens(model, inputs["pixel_values"], length)
+    grid = patch_grid(model, inputs["pixel_values"])
+    tokens = [f"special token {number + 1}" for number in range(leading)]
+    if tokens:
+        tokens[0] = "class token"
+    for row, column in product(*map(range, grid)):
+        tokens.append(f"patch in row {row}, column {column}")
     return Example(
-        inputs={"pixel_values": pixels},
-        tokens=leading + patches,
-        special=[True] * len(leading) + [False] * len(patches),
-        token_of_piece=torch.arange(len(leading) + len(patches)),
-        grid=(rows, columns),
+        inputs=inputs,
+        tokens=tokens,
+        special=[index < leading for index in range(length)],
+        token_of_piece=torch.arange(length),
+        grid=grid,
     )
+
+
+def patch_size(model: PreTrainedModel) -> tuple[int, int]:
+    """Height and width of an image model's patches, in pixels."""
+    size = getattr(getattr(model.config, "vision_config", model.config), "patch_size", None)
+    if size is None:
+        raise ValueError(f"expected a model with patches; the config of {type(model).__name__} has no patch_size.")
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def patch_grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
+    """Rows and columns of patches in images `[batch, channels, height, width]`; patches are the last tokens."""
+    height, width = patch_size(model)
+    return pixels.shape[2] // height, pixels.shape[3] // width
+
+
+def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
+    """The number of tokens before an image's patches, such as a class token and registers."""
+    rows, columns = patch_grid(model, pixels)
+    if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has tokens after the patches
+        raise ValueError(
+            f"expected one token per patch and none after the patches; {type(model).__name__} attends over {length} "
+            f"tokens for {rows} x {columns} patches."
+        )
+    return length - rows * columns
 
 
 def _whole(patch: tuple[int, int], picture: Image.Image, size: int) -> dict[str, Any]:

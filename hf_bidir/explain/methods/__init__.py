@@ -1,16 +1,21 @@
 """All methods under one signature; the file of a method is imported when the method is first used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.registry import METHODS
+from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, LAYER_DEFAULT, METHODS, NoRule
 from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
+FAST = (
+    f"{CAUSAL_DEFAULT}, the default of causal language models, would need {{}} forward passes; {CAUSAL_FAST} needs one "
+    f'backward pass and is less faithful. Choose method="{CAUSAL_DEFAULT}" (--method {CAUSAL_DEFAULT}) to wait for it.'
+)
 
 
 def token_scores(
@@ -36,10 +41,33 @@ def token_scores(
         ValueError: no input, an unknown method, target, layer or head, a layer or head for a method that takes none, or
             a method that the model does not support.
     """
-    cache = ForwardCache(model, inputs)
-    request = Request(method, target, **choices).resolved(cache.model, cache.passes)
+    cache, request = ForwardCache(model, inputs), Request(method, target, **choices)
     check_position(cache.model, request.position)
-    return request.entry.scores(cache, request)
+    scores, _, _ = scored(cache, request)
+    return scores
+
+
+def scored(
+    cache: ForwardCache, request: Request, score: Callable[[ForwardCache, Request], Tensor] | None = None
+) -> tuple[Tensor, Request, str]:
+    """The scores, the request with the method that they are of, and a note on the choice of a default method.
+
+    Where the default method has no rule for an operation of the model, they are contributions.
+
+    Args:
+        score: what computes them from the cache and the request with its method; by default the method.
+    """
+    score = score or (lambda cache, request: request.entry.scores(cache, request))
+    resolved = request.resolved(cache.model, cache.passes)
+    note = FAST.format(cache.passes) if resolved.method == CAUSAL_FAST and request.method is None else ""
+    try:
+        return score(cache, resolved), resolved, note
+    except NoRule as error:
+        if request.method is not None:
+            raise
+        note = f"The default method, {resolved.method}, does not apply: {error}"
+    resolved = replace(resolved, method=LAYER_DEFAULT)
+    return score(cache, resolved), resolved, note
 
 
 def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens
-from hf_bidir.explain.readout import InputFunction
+from hf_bidir.explain.methods.gradients import InputFunction
 from hf_bidir.explain.registry import NoRule
 from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast

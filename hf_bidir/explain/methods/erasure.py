@@ -12,15 +12,9 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.forward import (
-    ForwardCache,
-    attends_between_tokens,
-    leading_tokens,
-    patch_size,
-    reads_images,
-    takes_embedding,
-)
-from hf_bidir.explain.readout import Readout, cached_readout
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
+from hf_bidir.explain.inputs.image import leading_tokens, patch_size
+from hf_bidir.explain.readout import Readout, readout_of
 from hf_bidir.explain.request import Request
 
 CHUNK = 64  # erasures in a forward pass
@@ -52,7 +46,7 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         several = len(units) == 1 and targets > 1
         if several:
             outputs = ModelOutput(logits=outputs.logits.expand(targets, *outputs.logits.shape[1:]))
-        readout = cached_readout(cache, request, outputs)
+        readout = readout_of(cache, request, outputs)
         whole = readout(outputs)
         effects = whole.new_zeros(len(whole), cache.length)
         for examples, tokens in _chunks(model, cache.keep & begins, chunk_size):
@@ -83,7 +77,7 @@ def erasure_by_token(cache: ForwardCache, request: Request, *, chunk_size: int =
         raise ValueError("erasure-token removes single tokens; use erasure for segments.")
     model = cache.model
     with in_evaluation(model):
-        readout = cached_readout(cache, request)
+        readout = readout_of(cache, request)
         whole = readout(cache.outputs)
         effects = whole.new_zeros(cache.keep.shape)
         for examples, tokens in _chunks(model, cache.keep & ~_indispensable(cache, readout), chunk_size):

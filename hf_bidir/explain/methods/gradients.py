@@ -1,20 +1,102 @@
-"""Integrated gradients with respect to the input, computed by captum."""
+"""The explained number as a function of the input, and integrated gradients of it, computed by captum."""
 
 import logging
 from contextlib import nullcontext
+from functools import cached_property
 
 import torch
-from captum.attr import IntegratedGradients
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.readout import InputFunction
+from hf_bidir.checkpoints.module_hooks import hooked
+from hf_bidir.explain.forward import ForwardCache, reads_images
+from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import Request
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 
 logger = logging.getLogger(__name__)
+
+
+class InputFunction:
+    """A model's outputs and `y` as functions of the input tensor, in the form that captum calls.
+
+    Attributes:
+        start: word embeddings `[batch, length, hidden]`, or pixels.
+        rows: the index of each example; captum repeats it together with the example.
+    """
+
+    def __init__(
+        self, cache: ForwardCache, request: Request, *, one_point: bool = False, keep_first: bool | None = None
+    ) -> None:
+        """The function of these inputs, at `one_point` only: `y` is read from its own outputs, without the cache's.
+
+        `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
+        """
+        self.cache, self.request, self.model = cache, request, cache.model
+        self.is_image, self.keep_first = reads_images(cache.model), keep_first
+        with torch.no_grad():
+            self.start = cache.main_input
+            if not self.is_image:
+                self.start = self.model.get_input_embeddings()(cache.main_input)
+            self.readout = None if one_point else readout_of(cache, request)
+        self.rows = torch.arange(len(self.start), device=self.start.device)
+
+    @cached_property
+    def baseline(self) -> Tensor:
+        """Images of zeros, or padding at every token except the sinks of causal attention, the first of each text.
+
+        Without a sink, y changes too abruptly for an integral of few steps.
+        """
+        if self.is_image:
+            return torch.zeros_like(self.start)
+        embeddings = self.model.get_input_embeddings()
+        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
+        token = torch.tensor([max(padding, 0)], device=self.start.device)  # -1 in old configs
+        padded = embeddings(token).detach().expand_as(self.start)
+        return torch.where(self._sinks().unsqueeze(-1), self.start, padded)
+
+    @torch.no_grad()
+    def _sinks(self) -> Tensor:
+        """The tokens that are part of the baseline, boolean `[batch, length]`."""
+        keep = self.cache.keep
+        first = keep.long().argmax(-1)  # after padding on the left
+        is_first = nn.functional.one_hot(first, keep.shape[1]).bool()
+        causal = self.cache.position > first
+        return is_first & (causal.unsqueeze(1) if self.keep_first is None else self.keep_first)
+
+    def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
+        """The outputs of the model for these input tensors of the rows."""
+        if len(rows) > 1 and takes_one_row(self.model):
+            pairs = zip(start.split(1), rows.split(1), strict=True)
+            return ModelOutput(logits=torch.cat([self.run(*pair).logits for pair in pairs]))
+        inputs = {name: value[rows] for name, value in self.cache.inputs.items()}
+        start = start.to(self.start.dtype)  # captum adds noise in single precision
+        if self.is_image:
+            return self.model(**inputs | {"pixel_values": start}, return_dict=True)
+        # no inputs_embeds: some models find padding, or the position to read, by token id
+        with hooked([self.model.get_input_embeddings()], after=lambda *_: start.clone()):
+            return self.model(**inputs, return_dict=True)
+
+    def score(self, start: Tensor, rows: Tensor) -> Tensor:
+        """`y` `[rows]` for these input tensors."""
+        outputs = self.run(start, rows)
+        if self.readout is None:
+            return readout_of(self.cache, self.request, outputs)(outputs)
+        return self.readout.of(rows)(outputs)
+
+    def by_token(self, scores: Tensor) -> Tensor:
+        """Sum scores of the shape of `start` to `[batch, length]`."""
+        scores = scores.detach()
+        if not self.is_image:
+            return scores.sum(-1)
+        from hf_bidir.explain.inputs.image import leading_tokens, patch_size
+
+        by_patch = nn.functional.avg_pool2d(scores.sum(1), patch_size(self.model), divisor_override=1)
+        leading = leading_tokens(self.model, self.start, self.cache.length)
+        return nn.functional.pad(by_patch.flatten(1), (leading, 0))
 
 
 def integrated_gradients(
@@ -35,6 +117,8 @@ def integrated_gradients(
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
+    from captum.attr import IntegratedGradients
+
     # cuDNN has a backward pass of recurrent layers in training mode only
     recurrent = any(isinstance(module, nn.RNNBase) for module in cache.model.modules())
     without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
