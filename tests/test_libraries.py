@@ -9,7 +9,7 @@ from datasets import Dataset
 from nnsight import NNsight, save
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.losses import Matryoshka2dLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import (
     AutoModelForCausalLM,
@@ -135,7 +135,7 @@ def test_every_kind_of_adapter_of_peft_learns_on_a_signed_model_and_loads_again(
         assert not torch.allclose(loaded(IDS).logits, model(IDS).logits, atol=1e-2)
 
 
-def test_sentence_transformers_trains_a_signed_encoder_with_fewer_layers_and_dimensions_and_loads_it(tmp_path):
+def test_sentence_transformers_trains_a_signed_encoder_and_loads_it(tmp_path):
     for part in (hf_bidir.signed(stock_model("bert").bert, MASSES), word_tokenizer()):
         part.save_pretrained(tmp_path / "signed")
     model = SentenceTransformer(modules=[Transformer(str(tmp_path / "signed")), Pooling(32)], device="cpu")
@@ -144,7 +144,7 @@ def test_sentence_transformers_trains_a_signed_encoder_with_fewer_layers_and_dim
     options = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "use_cpu": True}
     args = SentenceTransformerTrainingArguments(tmp_path / "run", **options, report_to="none", save_strategy="no")
     rows = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
-    loss = Matryoshka2dLoss(model, MultipleNegativesRankingLoss(model), matryoshka_dims=[32, 8])
+    loss = MultipleNegativesRankingLoss(model)
     with torch.enable_grad():
         SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss).train()
     model.save(str(tmp_path / "saved"))

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# formats that Pillow decodes without starting another program
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "AVIF")
+Image.init()
+# formats that Pillow decodes without starting another program; AVIF since Pillow 11.3
+FORMATS = sorted(Image.OPEN.keys() & {"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "AVIF"})
 WITH_ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
@@ -49,19 +50,13 @@ def image_mode(config: Any) -> str:
     return "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
 
 
-def known_formats() -> list[str]:
-    """Those of FORMATS that this version of Pillow reads."""
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]  # AVIF since Pillow 11.3
-
-
 def _read(file: str | Path) -> Image.Image:
     if not isinstance(file, str | Path):
         raise ValueError(f"expected the path of an image or a PIL image, got a {type(file).__name__}.")
     if not Path(file).is_file():
         raise FileNotFoundError(f"expected an image file, found none at {file}.")
     try:
-        with Image.open(file, formats=known_formats()) as opened:
+        with Image.open(file, formats=FORMATS) as opened:
             opened.load()
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise ValueError(f"expected an image ({', '.join(FORMATS)}); {file} cannot be read as one.") from error
