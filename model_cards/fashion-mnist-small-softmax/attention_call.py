@@ -108,7 +108,7 @@ def attention_call(
 
 
 def keep_and_bias(
-    attention_mask: Tensor | None, position_bias: Tensor | None = None
+    attention_mask: Tensor | None, position_bias: Tensor | None = None, find_zeros: bool = True
 ) -> tuple[Tensor | None, Tensor | None]:
     """Split masks and biases into a boolean keep-mask and an additive bias; None for either if it has no effect.
 
@@ -116,6 +116,7 @@ def keep_and_bias(
         attention_mask: boolean, integer, or float. Float entries of at most `MASKED` drop the key, the others are a
             bias. A large negative bias would not drop it: `e^-s` would give that key all of the weight.
         position_bias: an additive bias, which in some models also contains a mask.
+        find_zeros: whether to look for a mask that adds nothing, for which a CPU waits for a GPU.
     """
     keep, bias = None, position_bias
     if attention_mask is not None and attention_mask.is_floating_point():
@@ -128,8 +129,9 @@ def keep_and_bias(
     keep = ~dropped if keep is None else keep & ~dropped
     bias = bias.masked_fill(dropped, 0)
     # most float masks add nothing; values are unknown while compiling, and a position bias is hardly ever 0
-    may_be_zero = position_bias is None and not bias.requires_grad and not torch.compiler.is_compiling()
-    return keep, None if may_be_zero and not bias.any() else bias
+    if torch.compiler.is_compiling() or bias.requires_grad or position_bias is not None:
+        find_zeros = False
+    return keep, None if find_zeros and not bias.any() else bias
 
 
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

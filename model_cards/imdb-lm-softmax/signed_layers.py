@@ -170,7 +170,7 @@ def attend_by(implementation: str, call: LayerCall) -> Attended:
     plan = call.plan
     options = call.options
     eager = implementation == "eager"
-    keep, bias = keep_and_bias(call.mask, options.get("position_bias"))
+    keep, bias = keep_and_bias(call.mask, options.get("position_bias"), find_zeros=not eager)
     check_shapes(call.query, call.key, call.value, keep)
     attention = attention_call(
         call.query,

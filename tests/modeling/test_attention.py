@@ -161,7 +161,9 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
     additive = torch.zeros(2, 1, 1, 4).masked_fill(~keep, torch.finfo(torch.float32).min)
     assert keep_and_bias(None) == (None, None)
     for mask in (keep, keep.long(), additive, additive.half(), additive.clamp_min(-1e4)):
-        assert torch.equal(keep_and_bias(mask)[0], keep)
+        found, bias = keep_and_bias(mask)
+        assert torch.equal(found, keep)
+        assert bias is None
 
 
 WRONG = {

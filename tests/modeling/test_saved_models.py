@@ -66,8 +66,6 @@ ALONE = {
     "vit": (lambda: signed_model("vit"), "vit", "AutoModelForImageClassification"),
     "bart": (lambda: signed_model("bart"), "bart", "AutoModelForSeq2SeqLM"),
     "the encoder below a head": (lambda: signed_model("bert").base_model, "bert", "AutoModel"),
-    "the decoder below a head": (lambda: signed_model("llama", 0.3).model, "llama", "AutoModel"),
-    "the model inside an encoder-decoder": (lambda: signed_model("bart").base_model, "bart", "AutoModel"),
     "a window": (windowed, "bert", "AutoModelForSequenceClassification"),
     "attention of its own": (deberta, "bert", "AutoModel"),
 }
