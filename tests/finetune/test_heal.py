@@ -19,6 +19,7 @@ from hf_bidir.finetune.metrics import distillation_metrics
 from tests.tiny_models import word_tokenizer
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
+COLLATOR = DataCollatorWithPadding(word_tokenizer())
 
 
 def outputs(*layers, logits=None):
@@ -35,10 +36,20 @@ def test_every_token_of_a_layer_counts_the_same_whatever_its_norm():
     assert relative_error(*states, torch.tensor([[1, 1, 0]])).item() == pytest.approx(1 / 2)
 
 
+def predicting(*logits):
+    """Outputs of models with these logits and the same hidden states."""
+    same = torch.ones(len(logits[0]), 1, 1)
+    return [outputs(same, same, logits=torch.tensor(each)) for each in logits]
+
+
 def test_an_undecided_prediction_does_not_outweigh_the_others():
-    teacher, student = torch.tensor([[3.0, 0.0], [0.0, 1e-6]]), torch.tensor([[3.0, 0.0], [0.0, 0.3]])
-    states = [outputs(torch.zeros(2, 1, 1), torch.ones(2, 1, 1), logits=logits) for logits in (student, teacher)]
-    assert relative_error(*states).item() == pytest.approx(0.09 / 9 / 2, rel=1e-4)
+    student, teacher = predicting([[3.0, 0.0], [0.0, 0.3]], [[3.0, 0.0], [0.0, 1e-6]])
+    assert relative_error(student, teacher).item() == pytest.approx(0.09 / 9 / 2, rel=1e-4)
+
+
+def test_without_classes_the_difference_is_the_error_of_what_is_predicted():
+    student, teacher = predicting([[2.0], [2.0]], [[1.0], [2.0]])
+    assert prediction_difference(student, teacher, None).item() == pytest.approx(1 / 5)
 
 
 def test_the_difference_counts_tokens_and_not_padding():
@@ -51,60 +62,42 @@ def test_the_difference_counts_tokens_and_not_padding():
     torch.testing.assert_close(prediction_difference(found, expected, keep), torch.stack(nats).mean())
 
 
-def test_without_classes_the_difference_is_the_error_of_what_is_predicted():
-    student, teacher = torch.tensor([[2.0], [2.0]]), torch.tensor([[1.0], [2.0]])
-    states = [outputs(torch.zeros(2, 1, 1), torch.ones(2, 1, 1), logits=logits) for logits in (student, teacher)]
-    assert prediction_difference(*states, None).item() == pytest.approx(1 / 5)
-
-
 def test_the_difference_of_spans_counts_both_ends():
     one, other = torch.tensor([[2.0, 0.0, 0.0]]), torch.zeros(1, 3)
-    outputs = [
-        ModelOutput(start_logits=start, end_logits=end) for start, end in ((one, one), (other, one), (one, other))
-    ]
-    expected, *found = outputs
-    assert prediction_difference(found[0], expected, None) == prediction_difference(found[1], expected, None) > 0
+    ends = [(one, one), (other, one), (one, other)]
+    teacher, *students = (ModelOutput(start_logits=start, end_logits=end) for start, end in ends)
+    first, second = (prediction_difference(student, teacher, None) for student in students)
+    assert first == second > 0
 
 
-@pytest.fixture
-def language_model():
-    """A softmax language model whose predictions are far from uniform."""
+def trainer_of(head, config, folder, **metrics):
+    """A trainer whose student starts as a softmax teacher whose predictions are far from uniform."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, initializer_range=1.0)).eval()
-
-
-def trainer_of(teacher, folder, **more):
-    student = signed(LlamaForCausalLM(teacher.config), negative_mass=1.0)
+    teacher = head(config(**SHAPE, initializer_range=1.0, num_labels=3)).eval()
+    student = signed(head(teacher.config), negative_mass=1.0)
     student.load_state_dict(teacher.state_dict())
-    args = HealingArguments(str(folder), use_cpu=True, disable_tqdm=True, max_steps=2, save_strategy="no")
-    metrics = distillation_metrics(generates_text=True)
-    return DistillationTrainer(model=student, teacher=teacher, args=args, compute_metrics=metrics, **more)
+    args = HealingArguments(str(folder), use_cpu=True, disable_tqdm=True, eval_strategy="no", save_strategy="no")
+    options = {"compute_metrics": distillation_metrics(**metrics), "data_collator": COLLATOR}
+    return DistillationTrainer(model=student, teacher=teacher, args=args, **options)
 
 
-def test_the_perplexities_are_those_of_the_losses_that_the_models_compute(language_model, tmp_path):
-    collator = DataCollatorWithPadding(word_tokenizer())
-    rows = Dataset.from_list([{"input_ids": [*range(5, 5 + n)], "attention_mask": [1] * n} for n in (3, 9, 6)])
-    trainer = trainer_of(language_model, tmp_path, eval_dataset=rows, data_collator=collator)
-    found = trainer.evaluate()
-    with torch.no_grad():
-        for name, model in (("eval_perplexity", trainer.model), ("eval_teacher_perplexity", language_model)):
-            texts = [torch.tensor([row]) for row in rows["input_ids"]]
+def test_the_perplexities_are_those_of_the_losses_that_the_models_compute(tmp_path):
+    trainer = trainer_of(LlamaForCausalLM, LlamaConfig, tmp_path, generates_text=True)
+    rows = [{"input_ids": [*range(5, 5 + length)], "attention_mask": [1] * length} for length in (3, 9, 6)]
+    measured = trainer.evaluate(Dataset.from_list(rows))
+    for name, model in (("eval_perplexity", trainer.model), ("eval_teacher_perplexity", trainer.teacher)):
+        texts = [torch.tensor([row["input_ids"]]) for row in rows]
+        with torch.no_grad():
             losses = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in texts]
-            assert found[name] == pytest.approx((sum(losses) / (2 + 8 + 5)).exp().item(), rel=1e-4)
+        assert measured[name] == pytest.approx((sum(losses) / (2 + 8 + 5)).exp().item(), rel=1e-4)
 
 
 def test_the_agreement_is_the_share_of_rows_for_which_student_and_teacher_predict_the_same_class(tmp_path):
-    torch.manual_seed(0)
-    teacher = BertForSequenceClassification(BertConfig(**SHAPE, initializer_range=1.0, num_labels=3)).eval()
-    student = signed(BertForSequenceClassification(teacher.config), negative_mass=1.0)
-    student.load_state_dict(teacher.state_dict())
+    trainer = trainer_of(BertForSequenceClassification, BertConfig, tmp_path, classifies=True)
+    ids = torch.randint(5, 20, (30, 6))
     with torch.no_grad():
-        student.classifier.bias += torch.tensor([100.0, 0.0, 0.0])
-        ids = torch.randint(5, 20, (30, 6))
-        share = (teacher(ids).logits.argmax(-1) == 0).float().mean().item()
+        trainer.model.classifier.bias += torch.tensor([100.0, 0.0, 0.0])
+        share = (trainer.teacher(ids).logits.argmax(-1) == 0).float().mean().item()
     assert 0 < share < 1
-    args = HealingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, eval_strategy="no", save_strategy="no")
-    metrics = distillation_metrics(classifies=True)
-    trainer = DistillationTrainer(model=student, teacher=teacher, args=args, compute_metrics=metrics)
     measured = trainer.evaluate(Dataset.from_list([{"input_ids": row} for row in ids.tolist()]))
     assert measured["eval_agreement"] == pytest.approx(share)

@@ -89,9 +89,8 @@ def test_a_checkpoint_whose_encoder_would_stay_random_is_one_clear_error(stock, 
         build(stock)
 
 
-@pytest.mark.parametrize("share", [0, 0.9])
-def test_a_weight_file_that_is_cut_is_one_clear_error(stock, share):
+def test_a_weight_file_that_is_cut_is_one_clear_error(stock):
     whole = (stock / "model.safetensors").read_bytes()
-    (stock / "model.safetensors").write_bytes(whole[: int(share * len(whole))])
+    (stock / "model.safetensors").write_bytes(whole[:-1])
     with pytest.raises(InputError, match="is not a usable checkpoint"):
         build(stock)
