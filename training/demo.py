@@ -12,7 +12,6 @@ to train again.
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
-from hf_bidir.cli.script import run_script
+from hf_bidir.cli.script import parse, run_script
 from hf_bidir.common.files import read_json, save_figure
 from hf_bidir.explain import explain
 from hf_bidir.finetune.data.image_data import ImageCollator
@@ -46,15 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: the test accuracy is too low, or the reloaded model has other logits.
     """
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"), help="folder of the run")
-    options, training_options = parser.parse_known_args(argv)
-    folder = options.output_dir
-
+    words = [str(RECIPE), *(sys.argv[1:] if argv is None else argv)]
+    args = parse(image_classification.OPTIONS, words, __doc__)[-1]
+    folder = Path(args.output_dir)
     if is_finished(folder):
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:
-        image_classification.main([str(RECIPE), f"--output_dir={folder}", *training_options])
+        image_classification.main(words)
     accuracy = read_json(folder / RESULTS)["test_accuracy"]
 
     test = read_digits()["test"]

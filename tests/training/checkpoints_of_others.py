@@ -33,7 +33,6 @@ SHAPES = {
         "decoder_start_token_id": 0,
     },
     "Dinov2": IMAGES,
-    "DeiT": IMAGES,
     "CLIP": {"text_config": TEXTS, "vision_config": IMAGES, "projection_dim": 8},
 }
 WITHOUT_PADDING = ("GPT2", "Llama")
@@ -45,7 +44,7 @@ def checkpoint_of(family, folder, head="Model", words=TEXT, **fields):
     config = getattr(transformers, f"{family}Config")(**SHAPES[family] | fields)
     torch.manual_seed(0)
     getattr(transformers, family + head)(config).save_pretrained(folder)
-    if family in ("Dinov2", "Beit", "DeiT", "CLIP"):
+    if family in ("Dinov2", "CLIP"):
         new_image_processor(8).save_pretrained(folder)
     else:
         special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]

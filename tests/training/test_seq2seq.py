@@ -64,7 +64,6 @@ def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_pa
     ("options", "message"),
     [
         ("--max_target_length 3", r"expected targets of at most 3 tokens .* in the train split"),
-        ("--attn_scope local-m", r'attn_window of at least 1 for attn_scope="local-m"'),
         ("--predict_with_generate false", "choose --metric_for_best_model loss"),
     ],
 )

@@ -101,7 +101,6 @@ def test_a_decoder_is_fine_tuned_as_a_classifier(texts, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--attn_activation tanmax", "tanmax"),
         ("--num_attention_heads 3", "16.*3"),
         ("--attn_implementation flash_attention_9", "flash_attention_9"),
         ("--model_name_or_path {}", "shape a model from scratch"),

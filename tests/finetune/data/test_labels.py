@@ -82,7 +82,7 @@ def test_class_labels_of_two_splits_are_matched_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"train_file": None, "test_file": "t.csv"}, "--train_file, or --dataset_name"),
+        ({"train_file": None}, "--train_file, or --dataset_name"),
         ({"train_file": None, "test_file": "t.csv", "dataset_name": "digits"}, "without other files"),
         ({"train_file": "nowhere.csv"}, "nowhere.csv"),
         ({"text_column": "txt"}, '--text_column.*"text"'),
@@ -151,11 +151,9 @@ def test_a_split_of_which_no_row_is_left_is_one_clear_error(tmp_path, train):
         read(write(tmp_path / "one.parquet", labels=["pos"] * 40))
 
 
-def test_the_report_of_a_large_table_is_short(tmp_path):
-    with pytest.raises(InputError, match="line 102, 103, 104, 105, 106 and 195 more") as error:
-        read(write(tmp_path / "train.csv", ["x"] * 400, [f"{row % 300} words" for row in range(400)]))
-    assert len(str(error.value)) < 1000
+def test_the_report_of_a_large_table_is_short():
     assert listed(list(range(5))) == "0, 1, 2, 3, 4"
+    assert listed(list(range(1006))) == "0, 1, 2, 3, 4 and 1,001 more"
 
 
 @pytest.mark.parametrize(("column", "options"), [("labels", {}), ("stars", {"label_column": "stars"})])
