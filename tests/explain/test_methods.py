@@ -36,7 +36,7 @@ def test_padding_on_the_left_changes_no_score(method):
     assert not scores[:3].any()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["integrated-attnlrp", "integrated-gradients", "erasure-token"])
 def test_a_decoder_without_a_padding_token_is_explained_as_with_one_that_the_text_does_not_have(method):
     model, inputs = family("GPT2ForSequenceClassification", pad_token_id=None), {"input_ids": torch.arange(5, 11)[None]}
     scores = token_scores(model, inputs, method, target=1)

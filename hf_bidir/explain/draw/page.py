@@ -40,7 +40,7 @@ class Section:
     scale: Scale
     caption: str = ""
     lines: Sequence[Line] = ()
-    figure: Figure | None = None
+    figure: Any = None  # a matplotlib figure
 
     def words(self, line: Line) -> Iterator[tuple[str, str, str, str]]:
         """Each token with its number, background and colour."""
@@ -52,7 +52,6 @@ class Section:
     def png(self) -> str:
         """The picture in base64."""
         stream = io.BytesIO()
-        assert self.figure is not None
         self.figure.savefig(stream, format="png", dpi=120)
         return base64.b64encode(stream.getvalue()).decode("ascii")
 

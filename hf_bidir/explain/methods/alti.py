@@ -75,23 +75,22 @@ def _recorded(cache: ForwardCache) -> tuple[list[Tensor], list[_Block]]:
     """The coefficients of the layers, and as many blocks, from the order in which norms and attentions run."""
     outputs = output_maps(cache)
     blocks: list[_Block] = []
-    sources: list[Tensor] = []
-    normed: list[Tensor] = []
+    states: list[Tensor] = []
 
     def before_norm(norm: nn.Module, args: tuple, kwargs: dict) -> None:
         if blocks and blocks[-1].norm is None:
             blocks[-1].total = args[0]
             blocks[-1].norm = norm
-        normed.append(args[0])
+        states.append(args[0])
 
     def before_layer(layer: nn.Module, args: tuple, kwargs: dict) -> None:
-        sources.append([*args, *kwargs.values()][0])
+        states.insert(0, [*args, *kwargs.values()][0])
 
     def after_attention(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         output = outputs[layer] or nn.Identity()
         added = output(context.flatten(2))
-        blocks.append(_Block(layer, output, value, added, [sources[-1], *normed]))
-        normed.clear()
+        blocks.append(_Block(layer, output, value, added, list(states)))
+        states.clear()
 
     norms = [module for module in cache.model.modules() if "Norm" in type(module).__name__]
     with (
