@@ -135,9 +135,7 @@ def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wa
         layout = torch.contiguous_format
         grad_bias = torch.zeros_like(saved.bias, dtype=torch.float32, memory_format=layout)
     delta = torch.empty_like(result.normaliser)
-    of_query = QueryGradients(
-        rows_of(grad_query), delta, grad_shift, None if grad_bias is None else pairs_of(grad_bias)
-    )
+    of_query = QueryGradients(rows_of(grad_query), delta, grad_shift, pairs_of(grad_bias))
     of_key = KeyGradients(rows_of(grad_key), rows_of(grad_value))
     with_bias = call._replace(kinds=(*call.kinds, bias_wanted))
     launch("query_gradient", with_bias, (call.upstream, result, of_query), _sequences(context), context.shape[2])

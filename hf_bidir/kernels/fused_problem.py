@@ -56,12 +56,6 @@ def prepared(inputs: Inputs, upstream: Tensor | None = None) -> Prepared:
     return Prepared(problem, grad_context, _code(inputs, problem, grad_context), kinds)
 
 
-def has_few_rows(inputs: Inputs) -> bool:
-    """Whether one block of the decode kernel computes the queries of all heads that share keys, without dropout."""
-    plain = inputs.seed is None and not inputs.causal and inputs.window is None
-    return plain and inputs.query.shape[1] * inputs.query.shape[2] <= FEW_ROWS * inputs.key.shape[1]
-
-
 def _problem(inputs: Inputs) -> Problem:
     _, heads, queries, _ = inputs.query.shape
     key_heads, keys = inputs.key.shape[1:3]
@@ -70,7 +64,7 @@ def _problem(inputs: Inputs) -> Problem:
         rows_of(inputs.key),
         rows_of(inputs.value),
         None if inputs.keep is None else pairs_of(inputs.keep.view(torch.uint8)),
-        None if inputs.bias is None else pairs_of(inputs.bias),
+        pairs_of(inputs.bias),
         inputs.shifts,
         inputs.seed,
         heads,
@@ -89,16 +83,18 @@ def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
     value_size = inputs.value.shape[3]
     dtype = inputs.query.dtype
     places, widest = head_size | value_size, 0
-    for rows in (problem.query, problem.key, problem.value, upstream or problem.query):
-        pointer, *strides = rows
+    for tensor in (problem.query, problem.key, problem.value, upstream or problem.query):
+        pointer, *strides = tensor
         places |= pointer.data_ptr() // pointer.element_size() | strides[0] | strides[1] | strides[2]
         widest = max(widest, *strides)
     for pairs in (problem.keep, problem.bias):
         widest = widest if pairs is None else max(widest, *pairs[1:])
     keep = inputs.keep
-    few = has_few_rows(inputs)
     per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0)
-    if few:  # its block holds several heads
+    # one block of the decode kernel computes a few queries of all heads that share keys
+    rows = problem.queries * problem.groups
+    few = rows <= FEW_ROWS and inputs.seed is None and not inputs.causal and inputs.window is None
+    if few:
         per_key = per_key and keep.shape[1] == 1
     exact = dtype == torch.float32
     # three products in tf32 are as exact as fp32, and run on the tensor cores
@@ -117,7 +113,7 @@ def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
         unit=1 if places % UNIT else UNIT,
         wide=widest >= 2**31,
         precision=precision.value,
-        rows=power_of_2(max(16, problem.queries * problem.groups)) if few else 0,
+        rows=power_of_2(max(16, rows)) if few else 0,
     )
 
 
@@ -132,8 +128,10 @@ def rows_of(x: Tensor) -> Rows:
     return Rows(x, per_example, per_head, per_row)
 
 
-def pairs_of(x: Tensor) -> Pairs:
-    """A mask or a bias, with a stride of 0 where it is broadcast."""
+def pairs_of(x: Tensor | None) -> Pairs | None:
+    """A mask or a bias, if there is one, with a stride of 0 where it is broadcast."""
+    if x is None:
+        return None
     x = x if x.stride(3) == 1 else x.contiguous()
     strides = (stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride(), strict=False))
     return Pairs(x, *strides)

@@ -36,8 +36,10 @@ class ObservedOperators(SignedOperators):
         return self.weights
 
     def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+        implementation = "eager" if self.changes.edits else "auto"
+
         def attended(*states: Tensor) -> tuple[Tensor, Tensor | None]:
-            context, coefficients = attend(*states, keep, call, "eager" if self.changes.edits else "auto")
+            context, coefficients = attend(*states, keep, call, implementation)
             return context.transpose(1, 2), coefficients
 
         context, _ = self.changes.around(self.layer, attended, query, key, value)
@@ -63,13 +65,15 @@ class ObservedOperators(SignedOperators):
 
     def observe(self, equation: str, value: Tensor, context: Tensor) -> None:
         """Observe a product of the coefficients with values."""
-        keys = ((of_keys, key) for count, of_keys, key in self.products if count == self.weights.numel())
-        of_keys, key = next(keys, ("", None))
-        if key is None:
+        count = self.weights.numel()
+        of_scores = [product for product in self.products if product[0] == count]
+        if not of_scores:
             raise self.unavailable("an explanation that needs its keys", self.weights)
-        states = _in_order(of_keys, key, "key"), _in_order(equation, value, "value")
+        _, of_keys, key = of_scores[0]
+        key = self.by_head(_in_order(of_keys, key, "key"))
+        value = self.by_head(_in_order(equation, value, "value"))
         context = self.by_head(_in_order(equation, context, "context"))
-        self.changes.observe(self.layer, *map(self.by_head, states), context.transpose(1, 2))
+        self.changes.observe(self.layer, key, value, context.transpose(1, 2))
 
     def by_head(self, x: Tensor) -> Tensor:
         """`[batch * heads, ...]` as `[batch, heads, ...]`."""
@@ -94,5 +98,6 @@ def _in_order(equation: str, x: Tensor, role: str) -> Tensor:
     first, second = inputs.split(",")
     both = first if role != "key" else output  # of scores or coefficients: batch, heads, queries, keys
     labels = output if role == "context" else second
+    shared = [label for label in both if label in labels]
     features = [label for label in labels if label not in both]
-    return x.permute([labels.index(label) for label in [c for c in both if c in labels] + features])
+    return x.permute([labels.index(label) for label in shared + features])
