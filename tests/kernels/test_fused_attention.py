@@ -105,7 +105,7 @@ def test_every_scaling_and_mass_agrees_with_the_eager_path(options):
 
 
 def test_the_negative_mass_of_every_head_gets_its_gradient():
-    inputs = projections()
+    inputs = projections(1)
     mass = torch.tensor([0.9, 0.2], device=DEVICE, requires_grad=True)
     got, expected = (
         with_gradients(bidir_attention(*inputs, negative_mass=mass, implementation=path)[0], [*inputs, mass])

@@ -26,7 +26,7 @@ from hf_bidir.modeling.attention_call import AttentionCall  # noqa: E402
 
 
 def test_under_autocast_the_kernel_takes_what_the_projections_give():
-    inputs = projections()
+    inputs = projections(1)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         query, key, value = (t @ torch.eye(16, device=DEVICE) for t in inputs)
         context = bidir_attention(query, key, value, implementation="fused")[0]
@@ -43,7 +43,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_i
             bidir_attention(*inputs, implementation="fused")
         return sum(sizes)
 
-    assert kept_numbers(96) == 2 * kept_numbers(48)
+    assert kept_numbers(40) == 2 * kept_numbers(20)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_compiled_graph_holds_the_kernel_whole_at_every_length():
         return bidir_attention(query, key, value, negative_mass=0.5, implementation="fused")[0]
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for length in (17, 19, 21):
+    for length in (17, 21):
         inputs = projections(1, 1, length, length)
         torch.testing.assert_close(with_gradients(compiled(*inputs), inputs), with_gradients(attend(*inputs), inputs))
 
