@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.explain import ForwardCache, Request, read_text
 from hf_bidir.explain.coefficients import head_of_query
 from hf_bidir.explain.forward import record
@@ -20,7 +19,7 @@ def shown_of(model, **choices):
 
 @torch.no_grad()
 def recorded(model, example):
-    return record(model, example.inputs).coefficients
+    return record(model, example.inputs)
 
 
 @pytest.mark.parametrize(
@@ -34,24 +33,23 @@ def recorded(model, example):
 def test_the_query_is_the_position_that_the_output_is_read_from(head, chosen, row, query):
     model = family(head, pad_token_id=0, vocab_size=40)
     shown, example = shown_of(model, head=1, **chosen)
-    torch.testing.assert_close(shown.values, example.by_token(recorded(model, example)[-1][0, 1, row]))
+    torch.testing.assert_close(shown.values, example.by_token(recorded(model, example).coefficients[-1][0, 1, row]))
     assert shown.heading == f"Coefficients of layer 2, head 1, for {query}"
 
 
 def test_a_single_query_is_named_so():
     shown, example = shown_of(pooling())
-    torch.testing.assert_close(shown.values, example.by_token(recorded(pooling(), example)[0][0, 0, 0]))
+    torch.testing.assert_close(shown.values, example.by_token(recorded(pooling(), example).coefficients[0][0, 0, 0]))
     assert shown.query == "its only query"
 
 
 @pytest.mark.parametrize("layer", [None, 1])
 def test_the_head_is_the_one_whose_weighted_values_are_largest_unless_it_is_asked_for(layer):
-    model, index, values = bert(), 2 if layer is None else layer, []
-    part = signed_layers(model)[index]
-    part.value.weight.data[8:] *= 100  # the second of two heads
+    model, index = bert(), 2 if layer is None else layer
+    signed_layers(model)[index].value.weight.data[8:] *= 100  # the second of two heads
     shown, example = shown_of(model, layer=layer)
-    with observed_layers(part, lambda _layer, _key, value, _context: values.append(value[0])):
-        rows = recorded(model, example)[index][0, :, 0].abs()
+    recording = recorded(model, example)
+    rows, (_, values) = recording.coefficients[index][0, :, 0].abs(), recording.values[index]
     assert (rows * values[0].norm(dim=-1)).sum(-1).argmax() == 1
     assert (shown.layer, shown.head) == (index, 1)
     assert shown_of(model, layer=layer, head=0)[0].head == 0

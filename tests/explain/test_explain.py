@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import count, islice
+from itertools import cycle, islice
 
 import pandas as pd
 import pytest
@@ -34,29 +34,22 @@ def test_one_text_gives_its_scores_by_word():
     assert (read["method"], read["special"]) == (TEXT_DEFAULT, [True, False, False, False, False, True])
 
 
-@pytest.mark.parametrize("method", ["integrated-attnlrp", "erasure", "integrated-gradients", "flow"])
+@pytest.mark.parametrize("method", ["integrated-attnlrp", "erasure", "flow"])
 def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
     together = explain(model(), tokenizer(), TEXTS, method, batch_size=3)
-    assert [one.tokens[1:-1] for one in together] == [text.split() for text in TEXTS]
-    for text, one in zip(TEXTS, together, strict=True):
+    for text, explanation in zip(TEXTS, together, strict=True):
         alone = explain(model(), tokenizer(), text, method)
-        torch.testing.assert_close(one.scores, alone.scores, atol=1e-5, rtol=1e-3)
-        assert (one.explained, one.target) == (alone.explained, alone.target)
+        torch.testing.assert_close(explanation.scores, alone.scores, atol=1e-5, rtol=1e-3)
+        assert (explanation.tokens, explanation.explained) == (alone.tokens, alone.explained)
 
 
-def test_a_stream_is_read_a_batch_at_a_time_or_without_a_padding_token_one_by_one():
-    for words, expected in ((tokenizer(), 4), (tokenizer(), 3)):
-        taken = []
-
-        def endless(taken=taken):
-            for number in count():
-                taken.append(number)
-                yield TEXTS[number % 4]
-
-        words.pad_token = "[PAD]" if expected == 4 else None
-        first = list(islice(explain_each(model(), words, endless(), batch_size=2), 3))
-        assert [one.tokens[1:-1] for one in first] == [text.split() for text in TEXTS[:3]]
-        assert len(taken) == expected
+@pytest.mark.parametrize(("padding", "read"), [("[PAD]", 4), (None, 3)])
+def test_a_stream_is_read_a_batch_at_a_time_or_without_a_padding_token_one_by_one(padding, read):
+    words, stream = tokenizer(), cycle(TEXTS)
+    words.pad_token = padding
+    explanations = list(islice(explain_each(model(), words, stream, batch_size=2), 3))
+    assert [explanation.tokens[1:-1] for explanation in explanations] == [text.split() for text in TEXTS[:3]]
+    assert next(stream) == TEXTS[read % 4]
 
 
 def test_a_text_that_is_too_long_is_cut_with_a_note():
@@ -73,13 +66,12 @@ def test_words_without_a_piece_are_named():
 
 def test_the_summary_lists_tokens_by_magnitude_and_equal_ones_are_told_apart():
     found = explain(model(), tokenizer(), "a good \x1b[31mfilm a film", "erasure")
-    prediction, unknown, _heading, *rows, sums = str(found).splitlines()
-    assert prediction.startswith("Prediction: ")
+    _prediction, unknown, _heading, *rows, sums = str(found).splitlines()
     assert "␣[31mfilm" in unknown  # control characters are not printed
-    numbers = [float(row.split()[0].replace("−", "-")) for row in rows]
-    assert sorted(map(abs, numbers), reverse=True) == list(map(abs, numbers))
-    assert numbers == pytest.approx(sorted(found.scores.tolist(), key=abs, reverse=True), rel=0.1)
-    assert {row.strip().split("  ")[-1] for row in rows} >= {"[CLS]", "a (1 of 2)", "a (2 of 2)", "good", "␣[31mfilm"}
+    numbers, names = zip(*(row.split(maxsplit=1) for row in rows), strict=True)
+    shown = [float(number.replace("−", "-")) for number in numbers]
+    assert shown == pytest.approx(sorted(found.scores.tolist(), key=abs, reverse=True), rel=0.1)
+    assert {"[CLS]", "a (1 of 2)", "a (2 of 2)", "good", "␣[31mfilm"} <= set(names)
     assert f"{found.scores.sum():+.2g}".replace("-", "−") in sums
     assert len(found.summary(top=2).splitlines()) == 6
     assert repr([found]) == "[<Explanation by erasure of [CLS] a good ␣[31mfilm a film [SEP]>]"
@@ -127,7 +119,7 @@ def test_the_prediction_and_the_share_of_another_target_are_named():
         assert (other in one.explained) == (target != predicted)
 
 
-@pytest.mark.parametrize("method", ["contributions", "integrated-gradients", "erasure", "attnlrp"])
+@pytest.mark.parametrize("method", ["contributions", "erasure"])
 def test_a_contrast_explains_the_difference_of_two_logits(method):
     contrast = explain(model(), tokenizer(), TEXTS[:3], method, target="positive", instead_of="negative")
     each = [explain(model(), tokenizer(), TEXTS[:3], method, target=name) for name in ("positive", "negative")]
@@ -149,13 +141,10 @@ def test_a_masked_language_model_is_explained_at_the_mask():
 
 
 def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
-    assert (default_method(bert()), default_method(vit()), default_method(pooling())) == (
-        TEXT_DEFAULT,
-        IMAGE_DEFAULT,
-        "contributions",
-    )
-    assert explain(model(), tokenizer(), TEXTS[0], head=1).method == "contributions"
-    assert explain(model(), tokenizer(), TEXTS[0], layer=1).method == "contributions"
+    defaults = [default_method(made) for made in (bert(), vit(), pooling())]
+    assert defaults == [TEXT_DEFAULT, IMAGE_DEFAULT, "contributions"]
+    for choice in ("layer", "head"):
+        assert explain(model(), tokenizer(), TEXTS[0], **{choice: 1}).method == "contributions"
 
 
 def test_a_model_without_a_rule_gets_contributions_and_a_note():
@@ -174,8 +163,6 @@ class Fourier(torch.nn.Module):
 
 
 def test_only_the_figures_that_were_asked_for_are_computed():
-    plain = explain(model(), tokenizer(), TEXTS[0])
-    assert (plain.heads, plain.coefficients) == (None, None)
     (found,) = explain(model(), tokenizer(), TEXTS[:1], figures=["heads"], target=1)
     for layer in range(3):
         for head in range(2):
@@ -194,20 +181,13 @@ def test_scores_that_a_sink_fills_have_a_note():
     assert "holds 100% of the scores of rollout" in found.notes[-1]
 
 
-@pytest.mark.parametrize("method", [None, "contributions", "rollout"])
-@pytest.mark.parametrize("several", [False, True])
-def test_an_explanation_runs_the_model_forward_at_most_twice_and_backward_once(method, several, monkeypatch):
-    signed, passes, grad = model(), {"forward": 0, "backward": 0}, torch.autograd.grad
-
-    def counted(*arguments, **options):
-        passes["backward"] += 1
-        return grad(*arguments, **options)
-
-    monkeypatch.setattr(torch.autograd, "grad", counted)
-    signed.register_forward_hook(lambda *_: passes.update(forward=passes["forward"] + 1))
-    explain(signed, tokenizer(), TEXTS[:1] if several else TEXTS[0], method)
-    assert passes["forward"] <= 2
-    assert passes["backward"] <= 1
+@pytest.mark.parametrize(("method", "most"), [(None, 2), ("attnlrp", 2), ("contributions", 2), ("rollout", 1)])
+def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_more(method, most):
+    signed, passes = model(), []
+    signed.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    explain(signed, tokenizer(), TEXTS[0], method)
+    assert len(passes) == most
+    assert sum(passes) == most - 1
 
 
 @pytest.mark.parametrize(
@@ -218,8 +198,6 @@ def test_an_explanation_runs_the_model_forward_at_most_twice_and_backward_once(m
         (["good", ("good", "bad")], {}, r"inputs\[1\]: .* got tuple"),
         (("good", "bad"), {}, "got a tuple"),
         ("good", {"target": "neutral"}, "'neutral' does not exist; choose one of .*negative.*positive"),
-        ("good", {"target": 2}, "2 does not exist"),
-        ("good", {"instead_of": "neutral"}, "'neutral' does not exist"),
         ("good", {"target": "positive", "instead_of": 1}, "instead_of to differ .* got 1"),
         ("good", {"size": 8}, "size is for images"),
         ("good", {"new_tokens": 2}, "BidirBertForSequenceClassification does not generate"),
@@ -240,12 +218,6 @@ def test_bad_input_is_one_error_that_names_it(inputs, options, named):
 def test_a_single_text_is_no_stream():
     with pytest.raises(ValueError, match="got a str"):
         next(explain_each(model(), tokenizer(), "good film"))
-
-
-def test_a_model_in_double_precision_is_explained_with_its_coefficients():
-    found = explain(model().double(), tokenizer(), TEXTS[0], "attnlrp", figures=["coefficients"])
-    torch.testing.assert_close(found.scores.float(), explain(model(), tokenizer(), TEXTS[0], "attnlrp").scores)
-    assert found.coefficients.values.dtype == torch.float64
 
 
 @pytest.mark.parametrize("head", ["BertForQuestionAnswering", "BertForMultipleChoice"])

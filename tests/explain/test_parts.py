@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.cli import app
-from hf_bidir.explain import ForwardCache, explain, read_text
+from hf_bidir.explain import explain, read_text
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
@@ -36,37 +36,32 @@ def chat_model(chat_tokenizer):
     return signed(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 0.0)
 
 
-def test_the_words_of_a_sentence_or_a_paragraph_are_one_token():
-    words = read_text(tokenizer(), segmented(TEXT, "sentences"), 20).tokens
-    assert words == ["[CLS]", "a good film .", "un believ !", "bad film .", "[SEP]"]
-    words = read_text(tokenizer(), segmented("a film\n\na bad\n one", "paragraphs"), 20).tokens
-    assert words == ["[CLS]", "a film", "a bad\n one", "[SEP]"]
+@pytest.mark.parametrize(
+    ("text", "segments", "tokens"),
+    [
+        (TEXT, "sentences", ["a good film .", "un believ !", "bad film ."]),
+        ("a film\n\na bad\n one", "paragraphs", ["a film", "a bad\n one"]),
+        (TEXT, ["good film", "bad film ."], ["a", "good film", ".", "un", "believ", "!", "bad film ."]),
+        ('a "film." She (too.) left.\n\nA film!', "sentences", ['a "film."', "She (too.)", "left.", "A film!"]),
+    ],
+)
+def test_the_words_of_a_segment_are_one_token(text, segments, tokens):
+    assert read_text(tokenizer(), segmented(text, segments), 40).tokens == ["[CLS]", *tokens, "[SEP]"]
 
 
-def test_given_segments_are_tokens_between_the_words_of_the_rest():
-    words = read_text(tokenizer(), segmented(TEXT, ["good film", "bad film ."]), 20).tokens
-    assert words == ["[CLS]", "a", "good film", ".", "un", "believ", "!", "bad film .", "[SEP]"]
-    with pytest.raises(ValueError, match="expected 'good' in the text after the segment before it"):
-        segmented(TEXT, ["bad", "good"])
-
-
-def test_a_sentence_keeps_its_closing_quotes_and_the_blanks_after_it(chat_tokenizer):
-    given = 'He said "a good film." She (too.) left.\n\nA film!'
-    names = segmented(given, "sentences").names
-    assert names == ('He said "a good film."', "She (too.)", "left.", "A film!")
-    words = read_text(chat_tokenizer, segmented(given, "paragraphs"), 40).tokens
-    assert words == ['He said "a good film." She (too.) left.', "A film!"]
-
-
-@pytest.mark.parametrize("segments", [[], "chapters"])
-def test_segments_that_are_none_are_refused(segments):
-    with pytest.raises(ValueError, match=r"('chapters'|none)"):
+@pytest.mark.parametrize(
+    ("segments", "named"),
+    [
+        ([], "none"),
+        ("chapters", "'chapters'"),
+        ("messages", "--chat.* got 'messages'"),
+        (["bad", "good"], "'good' in the text after the segment before it"),
+        ([" "], "' ' in the text"),
+    ],
+)
+def test_segments_that_the_text_does_not_have_are_refused(segments, named):
+    with pytest.raises(ValueError, match=named):
         segmented(TEXT, segments)
-
-
-def test_messages_of_a_plain_text_are_refused_with_what_they_need():
-    with pytest.raises(ValueError, match="Messages need a conversation: --chat"):
-        segmented(TEXT, "messages")
 
 
 def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
@@ -74,9 +69,11 @@ def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
         explain(bert(), tokenizer(), TEXT, "erasure-token", segments="sentences")
 
 
-def test_erasure_removes_a_segment_as_a_whole():
-    model = bert(negative_mass=0.0)
+def test_erasure_removes_a_segment_as_a_whole_in_one_pass():
+    model, passes = bert(negative_mass=0.0), []
+    model.register_forward_pre_hook(lambda *call: passes.extend(call[-1]["input_ids"]), with_kwargs=True)
     found = explain(model, tokenizer(), TEXT, "erasure", target=1, segments="sentences")
+    assert len(passes) == 1 + len(found.tokens)
     inputs = tokenizer()(TEXT, return_tensors="pt")
     whole = model(**inputs).logits[0, 1]
     kept = torch.ones_like(inputs["attention_mask"])
@@ -85,16 +82,10 @@ def test_erasure_removes_a_segment_as_a_whole():
     torch.testing.assert_close(found.scores[1], (whole - without).detach())
 
 
-def test_erasure_takes_a_pass_for_each_segment():
-    example = read_text(tokenizer(), segmented(TEXT, "sentences"), 20)
-    assert ForwardCache(bert(), example.inputs, example.token_of_piece[None]).passes == len(example.tokens) == 5
-
-
 def test_other_scores_of_a_segment_are_the_sum_over_its_words():
     model = bert()
-    words, sentences = (
-        explain(model, tokenizer(), TEXT, "contributions", segments=kind).scores for kind in (None, "sentences")
-    )
+    words = explain(model, tokenizer(), TEXT, "contributions").scores
+    sentences = explain(model, tokenizer(), TEXT, "contributions", segments="sentences").scores
     torch.testing.assert_close(sentences[1:4], torch.stack([words[1:5].sum(), words[5:8].sum(), words[8:11].sum()]))
 
 
@@ -107,10 +98,13 @@ def test_a_conversation_has_the_tokens_of_its_chat_template_and_its_markup_is_sp
 
 
 def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenizer):
-    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages")
-    assert found.shown(found.scores)[0] == ["system: Be brief.", "user: Was it good? I ask twice."]
-    found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="sentences")
-    assert found.shown(found.scores)[0] == ["Be brief.", "Was it good?", "I ask twice."]
+    parts = {
+        "messages": ["system: Be brief.", "user: Was it good? I ask twice."],
+        "sentences": ["Be brief.", "Was it good?", "I ask twice."],
+    }
+    for segments, names in parts.items():
+        found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments=segments)
+        assert found.shown(found.scores)[0] == names
 
 
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):

@@ -16,7 +16,7 @@ from tests.explain.conftest import SHAPE, bert, tokenizer, with_biases
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 TEXT, OTHER = "a unbelievably good film !", "a bad film"
-MODES = ["cls", "lasttoken", "weightedmean", ("mean", "max")]
+MODES = ["cls", "weightedmean", ("mean", "max")]
 
 
 def sentence_folder(folder, mode="mean", parts=("Normalize",), **settings):
@@ -45,6 +45,12 @@ def mean(tmp_path_factory):
     return sentence_folder(tmp_path_factory.mktemp("mean"), parts=("Dense", "Normalize"))
 
 
+@pytest.fixture(scope="module")
+def encoder(mean):
+    """The model of the folder, and its tokenizer."""
+    return load_checkpoint(mean[0])
+
+
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_y_is_the_similarity_that_sentence_transformers_computes(mode, tmp_path):
     folder, stock = sentence_folder(tmp_path, mode)
@@ -62,9 +68,9 @@ def test_the_settings_of_the_folder_count(settings, tmp_path):
     assert found.value == pytest.approx(similarity(stock, TEXT), abs=1e-5)
 
 
-def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean):
-    folder, stock = mean
-    found = explain(*load_checkpoint(folder), TEXT)
+def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean, encoder):
+    stock = mean[1]
+    found = explain(*encoder, TEXT)
     features = stock.preprocess([TEXT]) if hasattr(stock, "preprocess") else stock.tokenize([TEXT])
     for part in list(stock)[:-1]:  # all but the normalisation
         features = part(features)
@@ -72,25 +78,24 @@ def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean):
     assert "projected on its own direction" in found.explained
 
 
-def test_the_coefficients_that_are_shown_are_the_mean_over_the_pooled_queries(mean):
-    model, own_tokenizer = load_checkpoint(mean[0])
-    found = explain(model, own_tokenizer, TEXT, figures=["coefficients"])
+def test_the_coefficients_that_are_shown_are_the_mean_over_the_pooled_queries(encoder):
+    found = explain(*encoder, TEXT, figures=["coefficients"])
     shown = found.coefficients
-    rows = record(model, found.example.inputs).coefficients[shown.layer][0, shown.head]
+    rows = record(encoder[0], found.example.inputs).coefficients[shown.layer][0, shown.head]
     torch.testing.assert_close(shown.values, found.example.by_token(rows.detach().mean(0)))
     assert shown.query == "the mean over all queries"
 
 
-def test_a_text_is_cut_where_sentence_transformers_cuts_it(mean):
-    found = explain(*load_checkpoint(mean[0]), "a good film " * 9, against=OTHER)
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(mean, encoder):
+    found = explain(*encoder, "a good film " * 9, against=OTHER)
     assert len(found.tokens) == 10
     assert "word pieces were left out" in found.notes[0]
     assert found.value == pytest.approx(similarity(mean[1], "a good film " * 9), abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["erasure", "erasure-token"])
-def test_an_erased_token_is_not_pooled(method, mean):
-    model, words = load_checkpoint(mean[0])
+def test_an_erased_token_is_not_pooled(method, encoder):
+    model, words = encoder
     model = model.compared_with(words, OTHER)
     inputs = dict(words(TEXT, return_tensors="pt"))
     effects = token_scores(model, inputs, method)
@@ -102,19 +107,20 @@ def test_an_erased_token_is_not_pooled(method, mean):
     assert effects[0, 2].item() == pytest.approx((whole - without).item(), abs=1e-6)
 
 
-def test_every_method_scores_a_pooled_embedding_and_padding_changes_nothing(mean):
-    model, words = load_checkpoint(mean[0])
+def test_every_method_scores_a_pooled_embedding_and_padding_changes_nothing(encoder):
+    model, words = encoder
     assert "flow" not in methods_of(model)
+    model = model.compared_with(words, "good")
     both = dict(words([TEXT, OTHER], padding=True, return_tensors="pt"))
     for method in methods_of(model):
-        scores = token_scores(model.compared_with(words, "good"), both, method)
-        alone = token_scores(model.compared_with(words, "good"), dict(words(OTHER, return_tensors="pt")), method)
+        scores = token_scores(model, both, method)
+        alone = token_scores(model, dict(words(OTHER, return_tensors="pt")), method)
         torch.testing.assert_close(scores[1, : alone.shape[1]], alone[0], atol=1e-5, rtol=1e-3)
         assert not scores[1, alone.shape[1] :].any(), method
 
 
-def test_rollout_of_a_mean_is_that_of_all_tokens_and_of_a_class_token_its_own(mean, tmp_path):
-    model, words = load_checkpoint(mean[0])
+def test_rollout_of_a_mean_is_that_of_all_tokens_and_of_a_class_token_its_own(encoder, tmp_path):
+    model, words = encoder
     inputs = dict(words(TEXT, return_tensors="pt"))
     one = load_checkpoint(sentence_folder(tmp_path, "cls")[0])[0]
     places = range(len(inputs["input_ids"][0]))
@@ -133,9 +139,9 @@ def test_rollout_of_a_mean_is_that_of_all_tokens_and_of_a_class_token_its_own(me
         ({"method": "flow"}, "flow does not apply"),
     ],
 )
-def test_bad_input_is_one_error_with_the_expectation(mean, options, message):
+def test_bad_input_is_one_error_with_the_expectation(encoder, options, message):
     with pytest.raises(ValueError, match=message):
-        explain(*load_checkpoint(mean[0]), TEXT, **options)
+        explain(*encoder, TEXT, **options)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
@@ -158,10 +164,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         load_checkpoint(folder)
 
 
-def test_a_converted_folder_is_explained_as_its_source(mean, tmp_path):
-    folder = str(convert_checkpoint(mean[0], tmp_path / "signed", negative_mass=1.0))
+def test_a_converted_folder_is_explained_as_its_source(mean, encoder, tmp_path):
+    folder = str(convert_checkpoint(mean[0], tmp_path / "softmax"))
     similar = CliRunner().invoke(app, ["explain", folder, TEXT, "--against", OTHER, "--output", str(tmp_path / "out")])
     assert f'y, its cosine similarity to "{OTHER}"' in similar.output
-    softmax = explain(*load_checkpoint(convert_checkpoint(mean[0], tmp_path / "softmax")), TEXT, against=OTHER)
-    source = explain(*load_checkpoint(mean[0]), TEXT, against=OTHER)
+    softmax, source = (explain(*loaded, TEXT, against=OTHER) for loaded in (load_checkpoint(folder), encoder))
     torch.testing.assert_close(softmax.scores, source.scores, atol=1e-5, rtol=1e-4)

@@ -38,12 +38,10 @@ def photo():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_patches_are_the_last_tokens_whatever_stands_before_them(name, photo):
-    model, leading = model_of(name), MODELS[name]
-    found = explain(model, processor(), photo)
+    example, leading = read_image(model_of(name), processor(), photo), MODELS[name]
     patches = [f"patch in row {row}, column {column}" for row in range(12) for column in range(12)]
-    assert found.tokens == leading + patches
-    assert found.example.special == [True] * len(leading) + [False] * 144
-    assert len(found.scores) == len(found.tokens)
+    assert example.tokens == leading + patches
+    assert example.special == [True] * len(leading) + [False] * 144
 
 
 @pytest.mark.parametrize(
@@ -69,9 +67,9 @@ def test_a_photograph_of_any_size_is_used_as_a_whole(name, cropping, photo):
 @pytest.mark.parametrize("shape", [(12, 24), (6, 24)])  # 72 patches, and 36, which a square has too
 def test_positions_of_oblong_images_are_not_interpolated_as_those_of_squares(shape, photo):
     model = model_of(image_size=shape)
-    assert explain(model, processor(height=shape[0]), photo).example.grid == (shape[0] // 2, 12)
+    assert read_image(model, processor(height=shape[0]), photo).grid == (shape[0] // 2, 12)
     with pytest.raises(ValueError, match=f"images of {shape[0]} x 24 pixels, got 30 x 44: .* leave out size"):
-        explain(model, processor(height=shape[0]), photo, size=30)
+        read_image(model, processor(height=shape[0]), photo, size=30)
 
 
 def test_an_explained_photograph_is_drawn_alone_and_under_its_scores(photo):

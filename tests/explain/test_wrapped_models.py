@@ -11,10 +11,9 @@ from torch import nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM, BertForSequenceClassification, BitsAndBytesConfig
 
-import hf_bidir
-from hf_bidir import signed
+from hf_bidir import BidirBertForSequenceClassification, signed
 from hf_bidir.checkpoints.linear_maps import linear_maps, weight_of
-from hf_bidir.explain import METHODS, ForwardCache, explain, token_scores, token_shares, value_weighted
+from hf_bidir.explain import ForwardCache, explain, token_scores, token_shares, value_weighted
 from tests.explain.conftest import bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import inputs_of as tiny_inputs
 from tests.tiny_models import logits_of, stock_model
@@ -26,15 +25,14 @@ LORA = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "init_lora_weigh
     ("name", "options"),
     [
         ("RobertaForSequenceClassification", {}),
-        ("GPT2ForSequenceClassification", {"fan_in_fan_out": True}),  # transposed weights
-        ("GPT2ForSequenceClassification", {"fan_in_fan_out": True, "use_dora": True}),
+        ("GPT2ForSequenceClassification", {"fan_in_fan_out": True, "use_dora": True}),  # transposed weights
     ],
 )
 def test_an_adapter_is_explained_as_the_merged_model(name, options):
     torch.manual_seed(1)
     model = get_peft_model(family(name), LoraConfig(**LORA | options)).eval()
     inputs, alone = inputs_of(model.get_base_model()), copy.deepcopy(model).merge_and_unload().eval()
-    for method in ("integrated-attnlrp", "contributions", "erasure", "integrated-gradients", "values", "alti"):
+    for method in ("integrated-attnlrp", "contributions", "erasure", "alti"):
         expected = token_scores(alone, inputs, method)
         torch.testing.assert_close(token_scores(model, inputs, method), expected, rtol=1e-3, atol=1e-4)
 
@@ -53,17 +51,14 @@ def test_quantised_weights_are_read_as_what_they_compute(rounding):
         assert (found - expected).abs().max() < 0.2 * expected.abs().max()
 
 
-@pytest.mark.parametrize("classifier", ["cpu", "disk"])
-def test_a_model_with_weights_on_disk_is_explained_like_one_in_memory(classifier, stock_checkpoint, tmp_path):
-    places = {"bert": "disk", "dropout": "cpu", "classifier": classifier}
+def test_a_model_with_weights_on_disk_is_explained_like_one_in_memory(stock_checkpoint, tmp_path):
+    places = {"bert": "disk", "dropout": "cpu", "classifier": "cpu"}
     load = BertForSequenceClassification.from_pretrained
     loaded = load(stock_checkpoint), load(stock_checkpoint, device_map=places, offload_folder=tmp_path / "disk")
-    model, offloaded = (signed(one.eval(), 0.5) for one in loaded)
-    for method in METHODS:
+    model, offloaded = (signed(made.eval(), 0.5) for made in loaded)
+    for method in ("attnlrp", "integrated-gradients", "erasure", "values", "alti"):
         scores = token_scores(offloaded, sentences(), method, 1)
         torch.testing.assert_close(scores, token_scores(model, sentences(), method, 1), msg=method)
-    both = [explain(one, tokenizer(), "a good film", "erasure") for one in (model, offloaded)]
-    torch.testing.assert_close(both[1].scores, both[0].scores)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -90,35 +85,34 @@ def distributed(model):
 
 
 @contextmanager
-def wrapped(how, model):
-    if how == "DistributedDataParallel":
-        with distributed(model) as wrapper:
-            yield wrapper
-    elif how == "compiled in place":
-        model.compile(backend="eager")
-        yield model
-    else:
-        yield torch.compile(nn.DataParallel(model), backend="eager")
+def compiled(model):
+    model.compile(backend="eager")
+    yield model
 
 
-@pytest.mark.parametrize("how", ["compiled in place", "compiled DataParallel", "DistributedDataParallel"])
-def test_the_model_inside_a_wrapper_is_signed_and_explained(how):
-    inputs, expected = tiny_inputs("bert"), hf_bidir.signed(stock_model("bert"))
-    with wrapped(how, stock_model("bert")) as model, torch.no_grad():
+@pytest.mark.parametrize("wrapped", [compiled, distributed])
+def test_the_model_inside_a_wrapper_is_signed_and_explained(wrapped):
+    inputs, expected = tiny_inputs("bert"), signed(stock_model("bert"))
+    with wrapped(stock_model("bert")) as model, torch.no_grad():
         before = logits_of(model, inputs)
-        assert hf_bidir.signed(model) is model
+        assert signed(model) is model
         torch.testing.assert_close(logits_of(model, inputs), logits_of(expected, inputs))
         assert not torch.allclose(before, logits_of(expected, inputs), atol=1e-2)
-        for method in ("integrated-attnlrp", "alti"):
-            scores = token_scores(model, inputs, method)
-            torch.testing.assert_close(scores, token_scores(expected, inputs, method), rtol=1e-3, atol=1e-5)
+        scores = token_scores(model, inputs, "alti")
+        torch.testing.assert_close(scores, token_scores(expected, inputs, "alti"), rtol=1e-3, atol=1e-5)
+
+
+def test_a_compiled_copy_of_parallel_models_is_explained():
+    model, inputs = signed(stock_model("bert")), tiny_inputs("bert")
+    scores = token_scores(torch.compile(nn.DataParallel(model), backend="eager"), inputs, "attnlrp")
+    torch.testing.assert_close(scores, token_scores(model, inputs, "attnlrp"))
 
 
 def test_a_model_with_an_adapter_is_signed():
     model = get_peft_model(stock_model("bert"), LoraConfig(**LORA))
-    assert hf_bidir.signed(model, 0.5) is model
+    assert signed(model, 0.5) is model
     assert model.config.attn_negative_mass == 0.5
-    assert type(model.get_base_model()) is hf_bidir.BidirBertForSequenceClassification
+    assert type(model.get_base_model()) is BidirBertForSequenceClassification
 
 
 def test_a_prompt_and_sharded_weights_are_refused_and_a_model_comes_before_its_tokenizer():
@@ -127,7 +121,7 @@ def test_a_prompt_and_sharded_weights_are_refused_and_a_model_comes_before_its_t
         explain(prompt, tokenizer(), "a good film")
     sharded = type("FullyShardedDataParallel", (nn.Module,), {})()
     with pytest.raises(ValueError, match="FullyShardedDataParallel"):
-        hf_bidir.signed(sharded)
+        signed(sharded)
     with pytest.raises(ValueError, match=r"got a .*Tokenizer.* and a BidirBert"):
         explain(tokenizer(), bert(), "a good film")
     with pytest.raises(ValueError, match="got BertForSequenceClassification"):

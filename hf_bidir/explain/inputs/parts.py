@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hf_bidir.explain.inputs.text import Text
@@ -65,20 +66,21 @@ def segmented(text: str | Text, segments: Segments) -> Text:
     """
     text = Text(text) if isinstance(text, str) else text
     if segments == MESSAGES and text.template:
-        return Text(text.written, text.parts, text.names, whole=True, template=True)
+        return replace(text, whole=True)
     if not isinstance(segments, str):
         parts = list(_places(text.written, segments))
     elif segments in PATTERNS:
         around = text.parts or ((0, len(text.written)),)
         parts = [part for place in around for part in _split(text.written, place, PATTERNS[segments])]
     else:
-        needs = " Messages need a conversation: --chat, or a list of messages." if segments == MESSAGES else ""
-        known = ", ".join([*PATTERNS, *[MESSAGES] * text.template])
-        raise ValueError(f"expected segments {known}, or in Python a list of texts; got {segments!r}.{needs}")
+        raise ValueError(
+            f"expected segments {', '.join(PATTERNS)}, messages of a conversation (--chat, or a list of messages), or "
+            f"in Python a list of texts; got {segments!r}."
+        )
     if not parts:
         raise ValueError("expected at least one segment, got none.")
     names = tuple(text.written[start:end].strip() for start, end in parts)
-    return Text(text.written, tuple(parts), names, whole=True, template=text.template)
+    return replace(text, parts=tuple(parts), names=names, whole=True)
 
 
 def _places(text: str, segments: Sequence[str]) -> Iterable[Place]:
@@ -88,9 +90,7 @@ def _places(text: str, segments: Sequence[str]) -> Iterable[Place]:
         start = text.find(segment, end) if segment.strip() else -1
         if start < 0:
             raise ValueError(f"expected {segment!r} in the text after the segment before it; it is not there.")
-        end = start + len(segment)
-        rest = text[end:]
-        end += len(rest) - len(rest.lstrip())
+        end = _after_blanks(text, start + len(segment), len(text))
         yield start, end
 
 
@@ -100,6 +100,12 @@ def _split(text: str, place: Place, pattern: re.Pattern) -> Iterable[Place]:
     ends = [match.end() for match in pattern.finditer(text, start, stop)]
     for end in [*ends, stop]:
         if text[start:end].strip():
-            blanks = len(text[end:stop]) - len(text[end:stop].lstrip())
-            yield start, end + blanks
-            start = end + blanks
+            following = _after_blanks(text, end, stop)
+            yield start, following
+            start = following
+
+
+def _after_blanks(text: str, start: int, stop: int) -> int:
+    """The first place from `start` on that is no blank, or `stop`."""
+    rest = text[start:stop]
+    return stop - len(rest.lstrip())
