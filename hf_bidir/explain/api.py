@@ -216,7 +216,7 @@ def _lost(example: Example, tokenizer: Any) -> list[str]:
     if example.truncated:
         notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
     unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is not None and example.grid is None:
+    if unknown is not None:
         places = example.token_of_piece[example.inputs["input_ids"][0] == unknown].tolist()
         words = [visible(shortened(example.tokens[at])) for at in places if not example.special[at]]
         if words:

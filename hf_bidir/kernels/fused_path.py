@@ -11,7 +11,6 @@ from shutil import which
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.chunked_attention import chunked_attention
 from hf_bidir.modeling.attention import (
     IMPLEMENTATIONS,
     SOFTMAX_HEADS,
@@ -89,8 +88,11 @@ def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
 
 
 def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    attention = softmax_attention if call.activation == "softmax" else chunked_attention
-    return attention(query, key, value, keep, call)
+    if call.activation == "softmax":
+        return softmax_attention(query, key, value, keep, call)
+    from hf_bidir.kernels.chunked_attention import chunked_attention
+
+    return chunked_attention(query, key, value, keep, call)
 
 
 IMPLEMENTATIONS["fused"] = Implementation(

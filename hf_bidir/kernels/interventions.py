@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_bidir.kernels.observed_operators import ObservedOperators
 from hf_bidir.modeling.attention_call import same_batch
 from hf_bidir.modeling.compat import CHECKPOINT_FUNCTION
 from hf_bidir.modeling.eager_attention import grouped_matmul
@@ -67,10 +66,14 @@ class Interventions:
             plan = plan._replace(activation="softmax", negative_mass=0.0, softmax=plan.window is None)
         return plan
 
-    def operators(self, layer: nn.Module, plan: Plan) -> tuple[Plan, ObservedOperators | None]:
+    def operators(self, layer: nn.Module, plan: Plan) -> tuple[Plan, Any]:
         """The plan of a layer outside the interface, and what replaces its operators; None: the stock code runs."""
         plan = self.plan(plan)
-        return plan, None if plan.softmax and self.only_softmax else ObservedOperators(layer, plan, self)
+        if plan.softmax and self.only_softmax:
+            return plan, None
+        from hf_bidir.kernels.observed_operators import ObservedOperators
+
+        return plan, ObservedOperators(layer, plan, self)
 
     def around(self, layer: nn.Module, attended: Callable[..., Attended], *states: Tensor) -> Attended:
         """Context `[batch, queries, heads, head_dim]` and coefficients of `attended(query, key, value)`, changed."""

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.cli import app
-from hf_bidir.explain import explain, read_text
+from hf_bidir.explain import ForwardCache, explain, read_text
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
@@ -73,7 +73,8 @@ def test_erasure_removes_a_segment_as_a_whole_in_one_pass():
     model, passes = bert(negative_mass=0.0), []
     model.register_forward_pre_hook(lambda *call: passes.extend(call[-1]["input_ids"]), with_kwargs=True)
     found = explain(model, tokenizer(), TEXT, "erasure", target=1, segments="sentences")
-    assert len(passes) == 1 + len(found.tokens)
+    cache = ForwardCache(model, found.example.inputs, found.example.token_of_piece[None])
+    assert len(passes) == 1 + cache.passes == 1 + len(found.tokens)
     inputs = tokenizer()(TEXT, return_tensors="pt")
     whole = model(**inputs).logits[0, 1]
     kept = torch.ones_like(inputs["attention_mask"])

@@ -96,10 +96,8 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         raise ValueError(f"segments and conversations need a fast tokenizer; {type(tokenizer).__name__} is slow.")
     ends = {"add_special_tokens": not text.template}
     whole = len(tokenizer(text.written, verbose=False, **ends)["input_ids"])
-    options = ends | {"truncation": True, "max_length": limit, "return_tensors": "pt"}
-    if tokenizer.is_fast:
-        options["return_offsets_mapping"] = True
-    encoding = tokenizer(text.written, **options)
+    options = {"truncation": True, "max_length": limit, "return_offsets_mapping": tokenizer.is_fast}
+    encoding = tokenizer(text.written, return_tensors="pt", **ends, **options)
     if tokenizer.is_fast:
         tokens, special, token_of_piece = _words(tokenizer, text, encoding)
     else:
@@ -137,8 +135,8 @@ def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
             special.append(True)
         elif place != last:
             part = text.part_at(starts[place])
-            word_text = text.written[starts[place] : starts[place + 1]].strip()
-            tokens.append(text.names[part] if text.whole and part is not None else word_text or "␣")
+            word_text = text.written[starts[place] : starts[place + 1]].strip() or "␣"
+            tokens.append(text.names[part] if text.whole and part is not None else word_text)
             special.append(text.template and part is None)
         last = place
         token_of_piece.append(len(tokens) - 1)
