@@ -1,6 +1,5 @@
 """The notebook of the documentation, run by IPython, and its output in a browser."""
 
-import contextlib
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,8 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/notebooks/explanations.ip
 def outputs():
     """What the last line of each cell shows, by MIME type."""
     shell = InteractiveShell.instance()
-    with contextlib.chdir(NOTEBOOK.parent):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(NOTEBOOK.parent)
         cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
         results = [shell.run_cell(cell.source) for cell in cells]
     for result in results:
