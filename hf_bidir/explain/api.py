@@ -166,7 +166,8 @@ def _explanations(
         request = request.at_token(model, processor, examples[0])
     cache = ForwardCache(model, *_batch(processor, examples))
     scores, request, note = scored(cache, request)
-    method, predicted = str(request.method), predictions(cache, request, processor)
+    method = str(request.method)
+    predicted = predictions(cache, request, processor)
     figures = _figures(cache, examples[0], request)
     for example, prediction, row in zip(examples, predicted, scores, strict=True):
         by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), request.entry.additive)

@@ -131,10 +131,13 @@ class Explanation(Prediction, Result):
         Args:
             scores: `[tokens]` with signs, in place of those of the method.
         """
-        number, scores = (self.number, self.scores) if scores is None else (signed, scores)
+        number = self.number if scores is None else signed
+        scores = self.scores if scores is None else scores
         names = told_apart(self.tokens)
-        special = [index for index, special in enumerate(self.example.special) if special]
-        named = [f"{names[index]} ({number(scores[index].item())})" for index in special]
+        named = []
+        for name, score, special in zip(names, scores.tolist(), self.example.special, strict=True):
+            if special:
+                named.append(f"{name} ({number(score)})")
         return f"Not drawn: {', '.join(named)}." if named else ""
 
     def sums(self) -> str:
@@ -152,7 +155,8 @@ class Explanations(list[Explanation]):
     def _repr_html_(self) -> str:
         from hf_bidir.explain.draw.page import fragment_of
 
-        return fragment_of(self[:SHOWN], more=f"and {len(self) - SHOWN} more" if len(self) > SHOWN else "")
+        more = len(self) - SHOWN
+        return fragment_of(self[:SHOWN], more=f"and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,10 +199,14 @@ class Alignment(Result):
     def summary(self, top: int = 10) -> str:
         """One line per generated token, with the source tokens of largest magnitude."""
         lines = [self.explained, *self.notes, f"{self.what}. {ORDER}"]
-        number, names = signed if self.has_signs else "{:.2g}".format, told_apart(self.source)
-        for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
-            order = row.abs().argsort(descending=True)[:top].tolist()
+        number = signed if self.has_signs else "{:.2g}".format
+        names = told_apart(self.source)
+        first_scores = next(iter(self.scores.values()))
+        for word, row in zip(self.rows, first_scores, strict=True):
             least = NAMED_SHARE * row.abs().max()
-            named = [f"{number(row[index].item())} {names[index]}" for index in order if row[index].abs() > least]
+            named = []
+            for index in row.abs().argsort(descending=True)[:top].tolist():
+                if row[index].abs() > least:
+                    named.append(f"{number(row[index].item())} {names[index]}")
             lines.append(f"{shortened(word):>16}  {'  '.join(named)}")
         return "\n".join(lines)

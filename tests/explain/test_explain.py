@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from itertools import cycle, islice
 
 import pandas as pd
@@ -10,7 +11,7 @@ import torch
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import explain, explain_each, read_text, token_scores
+from hf_bidir.explain import explain, explain_each, read_text, result, token_scores
 from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
 from hf_bidir.explain.request import default_method
 from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer, vit
@@ -22,8 +23,11 @@ def model():
     return bert(**NAMES)
 
 
+explained = partial(explain, model(), tokenizer())
+
+
 def test_one_text_gives_its_scores_by_word():
-    found = explain(model(), tokenizer(), TEXTS[0], target="positive")
+    found = explained(TEXTS[0], target="positive")
     assert found.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
     example = read_text(tokenizer(), TEXTS[0], 12)
     expected = token_scores(model(), example.inputs, TEXT_DEFAULT, "positive")[0]
@@ -36,9 +40,9 @@ def test_one_text_gives_its_scores_by_word():
 
 @pytest.mark.parametrize("method", ["integrated-attnlrp", "erasure", "flow"])
 def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
-    together = explain(model(), tokenizer(), TEXTS, method, batch_size=3)
+    together = explained(TEXTS, method, batch_size=3)
     for text, explanation in zip(TEXTS, together, strict=True):
-        alone = explain(model(), tokenizer(), text, method)
+        alone = explained(text, method)
         torch.testing.assert_close(explanation.scores, alone.scores, atol=1e-5, rtol=1e-3)
         assert (explanation.tokens, explanation.explained) == (alone.tokens, alone.explained)
 
@@ -53,19 +57,19 @@ def test_a_stream_is_read_a_batch_at_a_time_or_without_a_padding_token_one_by_on
 
 
 def test_a_text_that_is_too_long_is_cut_with_a_note():
-    found = explain(model(), tokenizer(), "a good bad film " * 5, "erasure")
-    beginning = explain(model(), tokenizer(), "a good bad film " * 2 + "a good", "erasure")
+    found = explained("a good bad film " * 5, "erasure")
+    beginning = explained("a good bad film " * 2 + "a good", "erasure")
     torch.testing.assert_close(found.scores, beginning.scores)
     assert "last 10 word pieces were left out" in found.notes[0]
 
 
 def test_words_without_a_piece_are_named():
-    found = explain(model(), tokenizer(), "a xyzzy good qwrtp xyzzy film")
+    found = explained("a xyzzy good qwrtp xyzzy film")
     assert found.notes == ["Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."]
 
 
 def test_the_summary_lists_tokens_by_magnitude_and_equal_ones_are_told_apart():
-    found = explain(model(), tokenizer(), "a good \x1b[31mfilm a film", "erasure")
+    found = explained("a good \x1b[31mfilm a film", "erasure")
     _prediction, unknown, _heading, *rows, sums = str(found).splitlines()
     assert "␣[31mfilm" in unknown  # control characters are not printed
     numbers, names = zip(*(row.split(maxsplit=1) for row in rows), strict=True)
@@ -77,6 +81,12 @@ def test_the_summary_lists_tokens_by_magnitude_and_equal_ones_are_told_apart():
     assert repr([found]) == "[<Explanation by erasure of [CLS] a good ␣[31mfilm a film [SEP]>]"
 
 
+def test_a_notebook_shows_the_first_of_many_explanations(monkeypatch):
+    monkeypatch.setattr(result, "SHOWN", 1)
+    assert "<p>and 1 more</p>" in explained(TEXTS[:2], "erasure")._repr_html_()
+    assert "and 0 more" not in explained(TEXTS[:1], "erasure")._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("method", "sums", "signs"),
     [
@@ -86,43 +96,43 @@ def test_the_summary_lists_tokens_by_magnitude_and_equal_ones_are_told_apart():
     ],
 )
 def test_scores_with_signs_have_their_sum_and_the_others_no_sign(method, sums, signs):
-    found = explain(model(), tokenizer(), TEXTS[0], method)
+    found = explained(TEXTS[0], method)
     assert sums in found.sums()
     assert bool(found.sums()) == signs
     assert bool(re.search(r"\([+−]", found.hidden())) == signs  # of special tokens
     assert found.hidden().count("[CLS]") == 1
-    assert not explain(model(), tokenizer(), TEXTS[0], "contributions", layer=1).sums()
+    assert not explained(TEXTS[0], "contributions", layer=1).sums()
     opposite = "other sign than y" in found.sums()
     assert opposite == (signs and found.scores.sum().item() * found.value < 0)
 
 
 def test_what_is_explained_of_a_model_without_probabilities():
     headless = explain(bert(head=BidirBertModel), tokenizer(), TEXTS[0])
-    state = bert(head=BidirBertModel)(**read_text(tokenizer(), TEXTS[0], 12).inputs).last_hidden_state[0, 0]
+    inputs = read_text(tokenizer(), TEXTS[0], 12).inputs
+    state = bert(head=BidirBertModel)(**inputs).last_hidden_state[0, 0]
     assert headless.value == pytest.approx(state.norm().item(), rel=1e-4)  # projected on its own direction
     assert "BidirBertModel has no head. Explained: y, the hidden state of token 0" in headless.explained
     regression = explain(bert(num_labels=1), tokenizer(), TEXTS[0]).explained
     assert regression.startswith("Prediction, and explained: y = ")
     several = bert(**NAMES, problem_type="multi_label_classification")
-    logits = several(**read_text(tokenizer(), TEXTS[0], 12).inputs).logits[0]
+    logits = several(**inputs).logits[0]
     assert f"({logits.max().sigmoid():.1%})" in explain(several, tokenizer(), TEXTS[0]).explained
 
 
 def test_the_prediction_and_the_share_of_another_target_are_named():
-    found = [explain(model(), tokenizer(), TEXTS[0], target=name) for name in ("negative", "positive")]
-    shares = model()(**read_text(tokenizer(), TEXTS[0], 12).inputs).logits[0].softmax(-1).tolist()
-    names = ["negative", "positive"]
-    predicted = max((0, 1), key=shares.__getitem__)
-    for target, one in enumerate(found):
-        assert f"Prediction: {names[predicted]} ({shares[predicted]:.1%})" in one.explained
-        other = f"({names[target]} has {shares[target]:.1%})"
-        assert (other in one.explained) == (target != predicted)
+    logits = model()(**read_text(tokenizer(), TEXTS[0], 12).inputs).logits[0]
+    shares = dict(zip(NAMES["label2id"], logits.softmax(-1).tolist(), strict=True))
+    predicted = max(shares, key=shares.get)
+    for target, share in shares.items():
+        text = explained(TEXTS[0], target=target).explained
+        assert f"Prediction: {predicted} ({shares[predicted]:.1%})" in text
+        assert (f"({target} has {share:.1%})" in text) == (target != predicted)
 
 
 @pytest.mark.parametrize("method", ["contributions", "erasure"])
 def test_a_contrast_explains_the_difference_of_two_logits(method):
-    contrast = explain(model(), tokenizer(), TEXTS[:3], method, target="positive", instead_of="negative")
-    each = [explain(model(), tokenizer(), TEXTS[:3], method, target=name) for name in ("positive", "negative")]
+    contrast = explained(TEXTS[:3], method, target="positive", instead_of="negative")
+    each = [explained(TEXTS[:3], method, target=name) for name in ("positive", "negative")]
     for both, positive, negative in zip(contrast, *each, strict=True):
         torch.testing.assert_close(both.scores, positive.scores - negative.scores, atol=1e-4, rtol=1e-3)
         assert both.value == pytest.approx(positive.value - negative.value, abs=1e-5)
@@ -144,7 +154,7 @@ def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
     defaults = [default_method(made) for made in (bert(), vit(), pooling())]
     assert defaults == [TEXT_DEFAULT, IMAGE_DEFAULT, "contributions"]
     for choice in ("layer", "head"):
-        assert explain(model(), tokenizer(), TEXTS[0], **{choice: 1}).method == "contributions"
+        assert explained(TEXTS[0], **{choice: 1}).method == "contributions"
 
 
 def test_a_model_without_a_rule_gets_contributions_and_a_note():
@@ -163,11 +173,11 @@ class Fourier(torch.nn.Module):
 
 
 def test_only_the_figures_that_were_asked_for_are_computed():
-    (found,) = explain(model(), tokenizer(), TEXTS[:1], figures=["heads"], target=1)
+    (found,) = explained(TEXTS[:1], figures=["heads"], target=1)
     for layer in range(3):
         for head in range(2):
-            one = explain(model(), tokenizer(), TEXTS[0], target=1, layer=layer, head=head)
-            torch.testing.assert_close(found.heads[layer, head], one.scores.sum(), rtol=1e-3, atol=1e-5)
+            alone = explained(TEXTS[0], target=1, layer=layer, head=head)
+            torch.testing.assert_close(found.heads[layer, head], alone.scores.sum(), rtol=1e-3, atol=1e-5)
     assert found.coefficients is None
 
 
@@ -212,7 +222,7 @@ def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_mor
 )
 def test_bad_input_is_one_error_that_names_it(inputs, options, named):
     with pytest.raises(ValueError, match=named):
-        explain(model(), tokenizer(), inputs, **options)
+        explained(inputs, **options)
 
 
 def test_a_single_text_is_no_stream():

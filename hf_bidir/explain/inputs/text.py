@@ -102,7 +102,8 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         tokens, special, token_of_piece = _words(tokenizer, text, encoding)
     else:
         ids = encoding["input_ids"][0].tolist()
-        tokens, token_of_piece = spelled(tokenizer, ids), list(range(len(ids)))
+        tokens = spelled(tokenizer, ids)
+        token_of_piece = list(range(len(ids)))
         special = [index in tokenizer.all_special_ids and index != tokenizer.unk_token_id for index in ids]
     if not text.written.strip() or all(special):
         raise ValueError(f"expected a text with at least one word, got {text.written!r}.")
