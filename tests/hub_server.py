@@ -1,9 +1,9 @@
-"""A Hub on loopback for the real client: accounts, private repositories, LFS uploads, tags, and faults on demand.
+"""A Hub on loopback for the real client: accounts, repositories, branches, tags, and faults on demand.
 
     with Hub({"hf_alice": "alice"}) as hub, alice(hub, folder) as run:  # hub_user.py
         run("push", "runs/mine", "alice/mine")
 
-A commit is visible once it is complete, and not before. What is uploaded without being committed is in no repository.
+A commit is visible once it is complete, and not before. All files are uploaded with their commit, none by LFS.
 """
 
 import base64
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-LARGE = (".safetensors", ".png")  # uploaded by LFS
 MODEL, REVISION = r"(?P<repo>[\w.-]+/[\w.-]+)", r"(?P<revision>[^/]+)"
+API = rf"/api/models/{MODEL}"
 
 
 class Refusal(Exception):
@@ -59,8 +59,7 @@ class Hub:
     def __init__(self, accounts: dict[str, str]):
         self.accounts = accounts  # names by token; a name ending in " (read)" may not write
         self.repositories: dict[str, Repository] = {}
-        self.uploads: dict[str, bytes] = {}  # LFS contents by SHA-256
-        self.fault: tuple[str, str, int | None] | None = None  # method, part of the path, status; None: cut the body
+        self.fault: tuple[str, int] | None = None  # part of the path, status
         self.requests: list[tuple[str, str]] = []  # method and path of every request
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": self}))
         self._server.daemon_threads = True
@@ -69,10 +68,9 @@ class Hub:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def create(self, name: str, files: dict[str, bytes] | None = None, private: bool = False) -> Repository:
+    def create(self, name: str, files: dict[str, bytes] | None = None, private: bool = False) -> None:
         self.repositories[name] = Repository(name, private)
-        self.repositories[name].add(files or {".gitattributes": b"*.safetensors filter=lfs\n"})
-        return self.repositories[name]
+        self.repositories[name].add(files or {".gitattributes": b""})
 
     def __enter__(self) -> "Hub":
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -93,43 +91,26 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def handle_any(self) -> None:
-        route = unquote(urlsplit(self.path).path)
-        self.hub.requests.append((self.command, route))
-        method, part, status = self.hub.fault or ("", "", None)
-        is_faulty = method == self.command and part in route
-        if is_faulty and status is None:
-            self.rfile.read(int(self.headers["Content-Length"]) // 2)
-            self.close_connection = True
-            self.connection.close()
-            return
-        self.body = self._read_body()
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append((self.command, path))
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
-            if is_faulty:
-                raise Refusal(status, "injected fault")
-            self._dispatch(route)
+            if self.hub.fault and self.hub.fault[0] in path:
+                raise Refusal(self.hub.fault[1], "injected fault")
+            self._dispatch(path)
         except Refusal as refusal:
             headers = {"X-Error-Code": refusal.code, "X-Error-Message": str(refusal)}
             self.reply({"error": str(refusal)}, refusal.status, headers)
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_any
+    do_GET = do_HEAD = do_POST = handle_any
 
-    def _dispatch(self, route: str) -> None:
+    def _dispatch(self, path: str) -> None:
         for (methods, pattern), function in ROUTES.items():
-            match = re.fullmatch(pattern, route)
+            match = re.fullmatch(pattern, path)
             if match and self.command in methods.split():
                 function(self, **match.groupdict())
                 return
-        raise Refusal(404, "NoRoute", f"nothing at {self.command} {route}")
-
-    def _read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
+        raise Refusal(404, "NoRoute", f"nothing at {self.command} {path}")
 
     def reply(self, content: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -140,26 +121,23 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(raw)
 
-    def account(self, needed: bool = True) -> str:
-        """The account of the token; empty without a token."""
+    def account(self) -> str:
+        """The account of the token."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if (token or needed) and token not in self.hub.accounts:
+        if token not in self.hub.accounts:
             raise Refusal(401, "Unauthorized", "Invalid credentials in Authorization header")
-        return self.hub.accounts.get(token, "")
+        return self.hub.accounts[token]
 
     def repository(self, name: str, writing: bool = False) -> Repository:
-        """The repository, if the account may see it, and may write to it where `writing` is set."""
-        account, repository = self.account(writing), self.hub.repositories.get(name)
-        is_owner = account == name.partition("/")[0]
-        if repository is None or (repository.private and not is_owner):
-            raise Refusal(404 if account else 401, "RepoNotFound", "Repository not found")
-        if writing and not is_owner:
+        """The repository; where `writing` is set, only for its owner."""
+        if name not in self.hub.repositories:
+            raise Refusal(404, "RepoNotFound", "Repository not found")
+        if writing and self.account() != name.partition("/")[0]:
             raise Refusal(403, "Forbidden", f"you don't have the rights to write to {name}")
-        return repository
+        return self.hub.repositories[name]
 
 
 ROUTES: dict[tuple[str, str], Callable[..., None]] = {}
-API = rf"/api/models/{MODEL}"
 
 
 def route(methods: str, pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -199,46 +177,24 @@ def validate(request: Handler) -> None:
 def preupload(request: Handler, repo: str, revision: str) -> None:
     files, modes = request.repository(repo, writing=True).at(revision), []
     for path in (file["path"] for file in json.loads(request.body)["files"]):
-        mode = "lfs" if path.endswith(LARGE) else "regular"
-        oid = object_id(path, files[path]) if path in files else None
-        modes.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        oid = object_id(files[path]) if path in files else None
+        modes.append({"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": oid})
     request.reply({"files": modes})
 
 
-def object_id(path: str, content: bytes) -> str:
-    """The git object of the content; for an LFS file its SHA-256."""
-    if path.endswith(LARGE):
-        return hashlib.sha256(content).hexdigest()
+def object_id(content: bytes) -> str:
+    """The git object of the content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-@route("POST", rf"/{MODEL}\.git/info/lfs/objects/batch")
-def lfs_batch(request: Handler, repo: str) -> None:
-    request.repository(repo, writing=True)
-    objects = json.loads(request.body)["objects"]
-    for wanted in objects:
-        if wanted["oid"] not in request.hub.uploads:
-            wanted["actions"] = {"upload": {"href": f"{request.hub.endpoint}/lfs/{wanted['oid']}"}}
-    request.reply({"transfer": "basic", "objects": objects})
-
-
-@route("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})")
-def lfs_put(request: Handler, oid: str) -> None:
-    assert hashlib.sha256(request.body).hexdigest() == oid
-    request.hub.uploads[oid] = request.body
-    request.reply({})
 
 
 @route("POST", rf"{API}/commit/{REVISION}")
 def commit(request: Handler, repo: str, revision: str) -> None:
     """All operations, or none."""
     repository = request.repository(repo, writing=True)
-    _, *operations = (json.loads(line) for line in request.body.splitlines())
     files = dict(repository.at(revision))
-    for operation in operations:
-        value, is_large = operation["value"], operation["key"] == "lfsFile"
-        content = request.hub.uploads[value["oid"]] if is_large else base64.b64decode(value["content"])
-        files[value["path"]] = content
+    for line in request.body.splitlines()[1:]:
+        file = json.loads(line)["value"]
+        files[file["path"]] = base64.b64decode(file["content"])
     sha = repository.add(files, revision)
     url = f"{request.hub.endpoint}/{repo}/commit/{sha}"
     request.reply({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
@@ -253,9 +209,10 @@ def info(request: Handler, repo: str, revision: str | None) -> None:
 
 @route("GET", rf"{API}/tree/{REVISION}")
 def tree(request: Handler, repo: str, revision: str) -> None:
-    files = request.repository(repo).at(revision)
-    entries = [{"type": "file", "path": path, "size": len(files[path])} for path in files]
-    request.reply([entry | {"oid": object_id(entry["path"], files[entry["path"]])} for entry in entries])
+    entries = []
+    for path, content in request.repository(repo).at(revision).items():
+        entries.append({"type": "file", "path": path, "size": len(content), "oid": object_id(content)})
+    request.reply(entries)
 
 
 @route("POST", rf"{API}/tag/{REVISION}")
@@ -280,5 +237,5 @@ def resolve(request: Handler, repo: str, revision: str, path: str) -> None:
     files = repository.at(revision)
     if path not in files:
         raise Refusal(404, "EntryNotFound", "Entry not found")
-    headers = {"X-Repo-Commit": repository.commit_of(revision), "ETag": f'"{object_id(path, files[path])}"'}
+    headers = {"X-Repo-Commit": repository.commit_of(revision), "ETag": f'"{object_id(files[path])}"'}
     request.reply(files[path], headers=headers)

@@ -21,40 +21,44 @@ def alice(hub: Hub, home: Path) -> Iterator[Callable[..., Result]]:
 
     The client does not pause between attempts. What a checkpoint computes in a clean process is computed once.
     """
-    computed = {}
     compute = push.isolated_forward
+    computed = {}
 
-    def isolated_forward(folder, auto, inputs):
-        key = push.content_tag(folder), auto
-        if key not in computed:
-            computed[key] = compute(folder, auto, inputs)
-        return computed[key]
+    def isolated_forward(folder: Path, auto: str, inputs: dict) -> dict:
+        tag = push.content_tag(folder)
+        if tag not in computed:
+            computed[tag] = compute(folder, auto, inputs)
+        return computed[tag]
 
     def run(*words: object, **environment: str) -> Result:
         return CliRunner().invoke(app, [str(word) for word in words], env=environment)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "ENDPOINT", hub.endpoint)
-        patch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-        patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
-        patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        patch.setattr(_http.http_backoff, "__kwdefaults__", _without_pauses())
+        for name, value in settings(hub, home).items():
+            patch.setattr(constants, name, value)
+        pauses = {"base_wait_time": 0.01, "max_wait_time": 0.01}
+        patch.setattr(_http.http_backoff, "__kwdefaults__", _http.http_backoff.__kwdefaults__ | pauses)
         patch.setattr(push, "isolated_forward", isolated_forward)
         patch.setenv("HF_TOKEN", "hf_alice")
         yield run
 
 
 def stranger(hub: Hub, home: Path, code: str, *words: object) -> list[str]:
-    """The lines that a program prints in a fresh process of bob."""
+    """The lines that a program of bob prints in a process of its own."""
     home.mkdir()
-    environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_TOKEN": "hf_bob", "HF_HUB_OFFLINE": "0"}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    return run_python(code, *words, isolated=True, fresh=True, cwd=home, **environment).splitlines()
+    set_up = "from huggingface_hub import constants, hf_api\n"
+    set_up += f"vars(constants).update({settings(hub, home)})\nhf_api.api.endpoint = constants.ENDPOINT\n"
+    environment = {"HF_TOKEN": "hf_bob", "HF_MODULES_CACHE": str(home / "modules")}
+    return run_python(set_up + code, *words, isolated=True, cwd=home, **environment).splitlines()
 
 
-def _without_pauses() -> dict[str, object]:
-    return _http.http_backoff.__kwdefaults__ | {"base_wait_time": 0.01, "max_wait_time": 0.01}
+def settings(hub: Hub, home: Path) -> dict[str, object]:
+    """Of the client: this Hub, and a cache of its own."""
+    return {
+        "ENDPOINT": hub.endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+    }

@@ -309,7 +309,7 @@ def _row_of(folder: Path) -> list[str]:
     evaluation, share, without = read_json(folder / EVALUATION), "–", "–"
     if evaluation.get("negative_share") is not None:
         share = f"{evaluation['negative_share']:.1%}"
-        without = f"{evaluation[f'{metric}_without_negatives']:.4f}"
+        without = f"{evaluation['without_negatives']:.4f}"
     return [
         f"[{folder.name}]({folder.name}/README.md)",
         result.task_type,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
@@ -95,7 +96,7 @@ class Adapter:
         if named := (self.config.get("auto_mapping") or {}).get("base_model_class"):
             return named
         task = self.config.get("task_type")
-        auto = next((kind.auto for kind in KINDS if task and kind.peft_task == task), NO_HEAD.auto)
+        auto = next((kind.auto for kind in KINDS if kind.peft_task == task), NO_HEAD.auto)
         if auto not in base.auto_map:
             raise ValueError(
                 f"{self.source} is an adapter for {auto}, which its base, a {base.model_type}, does not have."
@@ -126,13 +127,11 @@ class Adapter:
             raise FileNotFoundError(f"the adapter {self.source} has no {ADAPTER_WEIGHTS}.")
         refused = f"the adapter {self.source} does not fit {type(model).__name__}"
         try:
-            with safe_open(file, "pt") as weights:
-                saved = set(weights.keys())
+            saved = load_file(file).keys()
             adapted = PeftModel.from_pretrained(model, str(self.folder))
-            unequal = get_peft_model_state_dict(adapted).keys() ^ saved
         except (SafetensorError, KeyError, RuntimeError, ValueError) as error:  # incomplete, or other names or shapes
             raise ValueError(f"{refused}, or cannot be read: {error}") from error
-        if unequal:
+        if unequal := get_peft_model_state_dict(adapted).keys() ^ saved:
             raise ValueError(f"{refused}: {len(unequal)} weights are only in one of them, such as {min(unequal)}.")
         check_untied(adapted)
         return adapted
@@ -141,16 +140,16 @@ class Adapter:
 def read_adapter(source: str | Path) -> Adapter | None:
     """The adapter in a folder or Hub repository; None if there is none, or a config.json, which is of a whole model."""
     folder = Path(source)
-    if not folder.is_dir():
-        try:
-            file = find_adapter_config_file(str(source))
-        except OSError:  # neither a folder nor a name on the Hub; reading its config says so
-            return None
-        if file is None:
-            return None
-        folder = Path(snapshot_download(str(source), allow_patterns=[ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD]))
-    if (Path(source) / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
+    if (folder / "config.json").is_file():
         return None
+    try:
+        file = find_adapter_config_file(str(source))
+    except OSError:  # neither a folder nor a name on the Hub; reading its config says so
+        return None
+    if file is None:
+        return None
+    if not folder.is_dir():
+        folder = Path(snapshot_download(str(source), allow_patterns=[ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD]))
     return Adapter(str(source), folder, read_json(folder / ADAPTER_CONFIG))
 
 
@@ -165,7 +164,8 @@ def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None 
 
 def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that differ from those of its base, by path."""
-    before, chosen = base.to_dict(), {}
+    before = base.to_dict()
+    chosen: dict[str, Any] = {}
     for name, value in config.to_dict().items():
         part, base_part = getattr(config, name, None), getattr(base, name, None)
         if isinstance(part, PretrainedConfig) and isinstance(base_part, PretrainedConfig):

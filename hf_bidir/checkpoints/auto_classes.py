@@ -9,7 +9,6 @@ Tables of other libraries by model type get the signed types as soon as the libr
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -55,24 +54,20 @@ def _find_here(mapping: Any, kinds: Iterable[str]) -> None:
     mapping._modules |= dict.fromkeys((kind.replace("-", "_") for kind in kinds), sys.modules["hf_bidir"])
 
 
-def _register_types(tables: str, module: ModuleType) -> None:
-    """Give signed types the entries of stock types in the tables whose names begin so."""
-    for name, table in vars(module).items():
-        if name.startswith(tables) and isinstance(table, dict):
+def _register_adapters(peft_utils: ModuleType) -> None:
+    """Give signed types the modules that peft adapts by default in stock types."""
+    for name, table in vars(peft_utils).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_"):
             table.update({SIGNED + kind: entry for kind, entry in table.items() if not is_signed(kind)})
 
 
-def _register_kernels(home: str, module: ModuleType) -> None:
-    """Import the file of `hf_bidir.kernels` that enters faster paths in the tables of this module."""
-    import_module(f"hf_bidir.kernels.{home}")
-
-
-_REGISTER: dict[str, Callable[[ModuleType], None]] = {
+_REGISTER: dict[str, Callable[[ModuleType], Any]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_heads,
-    "hf_bidir.modeling.attention": partial(_register_kernels, "fused_path"),
-    "hf_bidir.modeling.signed_layers": partial(_register_kernels, "backends"),
-    "peft.utils": partial(_register_types, "TRANSFORMERS_MODELS_TO_"),  # modules that are adapted by default
+    "peft.utils": _register_adapters,
+    # faster paths, which enter themselves in the tables of these modules
+    "hf_bidir.modeling.attention": lambda module: import_module("hf_bidir.kernels.fused_path"),
+    "hf_bidir.modeling.signed_layers": lambda module: import_module("hf_bidir.kernels.backends"),
 }
 
 

@@ -6,8 +6,7 @@ centred scores, TanhMax then approximates softmax minus the uniform average: `si
 `e^{s_i} / Σ e^{s_j} - 1/N ≈ (s_i - mean(s)) / N`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.examples import largest_difference, outputs_of
-from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import at_tokens, in_evaluation, observed_layers
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import Features, Projections, projections
+from hf_bidir.checkpoints.signing import softmax
 
 TOLERANCE = 1e-3  # largest accepted relative change of softmax outputs
 Move = tuple[Tensor, Tensor | slice, Tensor]  # a bias, the indices in it, and what is added to them
@@ -59,18 +59,25 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
             # a query head has the values of its key head
             context = mean_value.repeat_interleave(layer.heads // len(mean_value), 0).flatten()
             output: Any = layer.output  # a linear map, as `_values_movable` says
-            moves.append((output.bias, slice(None), weight_of(output).float() @ context.float()))
+            change = weight_of(output).float() @ context
+            moves.append((output.bias, slice(None), change))
     _move(model, moves, batches[0])
 
 
 def _subtracted(mean: Tensor, heads: list[list[Features]]) -> list[Move]:
     """The moves that subtract the mean `[heads, head_dim]` from keys or values."""
-    return [(part.linear.bias, part.indices, -mean[head]) for head, (part,) in enumerate(heads)]
+    moves: list[Move] = []
+    for head, (features,) in enumerate(heads):
+        moves.append((features.linear.bias, features.indices, -mean[head]))
+    return moves
 
 
 def _movable(heads: list[list[Features]]) -> bool:
     """Whether the keys or values of all heads are direct outputs of maps with biases."""
-    return bool(heads) and all(len(maps) == 1 and maps[0].direct and _biased(maps[0].linear) for maps in heads)
+    for maps in heads:
+        if len(maps) != 1 or not maps[0].direct or not _biased(maps[0].linear):
+            return False
+    return bool(heads)
 
 
 def _values_movable(layer: Projections) -> bool:
@@ -84,7 +91,7 @@ def _biased(linear: nn.Module | None) -> bool:
 def _move(model: PreTrainedModel, moves: list[Move], inputs: Mapping[str, Tensor]) -> None:
     """Change biases; restore them if that changes the softmax outputs for these inputs."""
     saved = [(bias, bias.clone()) for bias, _, _ in moves]
-    with _softmax_in_evaluation(model):
+    with softmax(model), in_evaluation(model):
         before = outputs_of(model, inputs)
         for bias, indices, change in moves:
             bias[indices] += change.to(bias.dtype)
@@ -98,7 +105,7 @@ def _move(model: PreTrainedModel, moves: list[Move], inputs: Mapping[str, Tensor
         )
 
 
-def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[nn.Module, Any]:
     """The mean key and value of every head and layer, `[key heads, head_dim]` each, under softmax attention.
 
     Padding is excluded in layers whose keys are the tokens of the attention mask.
@@ -107,27 +114,18 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
     keep = None
 
     def add(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        tokens = torch.ones(key.shape[0], key.shape[2], device=key.device)
-        if keep is not None and keep.shape[-1] == key.shape[2] and keep.numel() == tokens.numel():
-            tokens = keep.reshape(tokens.shape)  # multiple choice has an extra dimension
-        weights = tokens[:, None, :, None].float()
-        keys, values, count = sums.get(layer, (0, 0, 0))
-        keys = keys + (key * weights).sum((0, 2))
-        values = values + (value * weights).sum((0, 2))
-        sums[layer] = keys, values, count + weights.sum()
+        keys = at_tokens(key.transpose(1, 2), keep).float()
+        values = at_tokens(value.transpose(1, 2), keep).float()
+        key_sum, value_sum, count = sums.get(layer, (0, 0, 0))
+        sums[layer] = key_sum + keys.sum(0), value_sum + values.sum(0), count + len(keys)
 
-    with _softmax_in_evaluation(model), observed_layers(model, add):
+    with softmax(model), in_evaluation(model), observed_layers(model, add):
         for batch in batches:
             keep = batch.get("attention_mask")
+            if keep is not None:
+                keep = keep.flatten(0, -2)  # multiple choice has an extra dimension
             model(**batch)
-    return {layer: (key / count, value / count) for layer, (key, value, count) in sums.items()}
-
-
-@contextmanager
-def _softmax_in_evaluation(model: PreTrainedModel) -> Iterator[None]:
-    activation, model.config.attn_activation = model.config.attn_activation, "softmax"
-    try:
-        with in_evaluation(model):
-            yield
-    finally:
-        model.config.attn_activation = activation
+    means = {}
+    for layer, (key_sum, value_sum, count) in sums.items():
+        means[layer] = key_sum / count, value_sum / count
+    return means

@@ -3,7 +3,6 @@
 A stock model is signed in place, not copied, so a conversion needs little more memory than the checkpoint.
 """
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,8 +120,10 @@ def merge_adapter(
             f"{MERGE_TOLERANCE:g}; nothing saved."
         )
     processors = checkpoint.processors(model) or checkpoint.base.processors(model)
-    # the card names the origin of the weights from this record
-    write_checkpoint(output_dir, [model, *processors], copies={PREVIOUS: checkpoint.adapter.folder / RECORD})
+    record = checkpoint.adapter.folder / RECORD
+    # the card names the origin of the weights from it
+    copies = {PREVIOUS: record.read_bytes()} if record.is_file() else {}
+    write_checkpoint(output_dir, [model, *processors], copies=copies)
     return difference
 
 
@@ -145,7 +146,7 @@ def write_checkpoint(
     output_dir: Path,
     parts: list,
     sentences: SentenceFolder | None = None,
-    copies: Mapping[str, Path | bytes] | None = None,
+    copies: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Save model, processors and copies of other files in a temporary folder, then move it to the target."""
     output_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -155,11 +156,8 @@ def write_checkpoint(
             part.save_pretrained(complete / sentences.path if sentences else complete)
         if sentences:
             sentences.copy_others(complete)
-        for name, file in (copies or {}).items():
-            if isinstance(file, bytes):
-                (complete / name).write_bytes(file)
-            elif file.is_file():
-                shutil.copyfile(file, complete / name)
+        for name, content in (copies or {}).items():
+            (complete / name).write_bytes(content)
         if output_dir.exists():
             output_dir.rename(Path(scratch, "replaced"))
         complete.rename(output_dir)

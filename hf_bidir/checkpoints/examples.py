@@ -20,7 +20,7 @@ TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; in half 
 Inputs = dict[str, Tensor]
 
 
-def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
+def example_inputs(model: PreTrainedModel) -> Inputs:
     """Two random examples, the second text padded on the right; for an encoder-decoder also decoder inputs.
 
     A model that inserts images or sounds into its text gets text alone.
@@ -28,13 +28,12 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
     Raises:
         ValueError: the model needs an input that is not supported here.
     """
-    config, generator = model.config, torch.Generator().manual_seed(seed)
+    config, generator = model.config, torch.Generator().manual_seed(0)
     accepted = inspect.signature(model.forward).parameters
-    required = {
-        name
-        for name, parameter in accepted.items()
-        if parameter.default is parameter.empty and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-    }
+    required = set()
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and parameter.kind == parameter.POSITIONAL_OR_KEYWORD:
+            required.add(name)
     wanted = required | {model.main_input_name}
     if hasattr(config, "vision_config") and first_field(config, *IMAGE_TOKENS) is None:
         wanted |= {"input_ids", "pixel_values"}  # images beside a text
@@ -70,14 +69,12 @@ def placed(inputs: Inputs, model: PreTrainedModel) -> Inputs:
 def _ids(config: PretrainedConfig, generator: torch.Generator) -> Tensor:
     """Random token ids `[2, length]`, without special tokens."""
     text = config.get_text_config()
-    longest = first_field(text, "max_position_embeddings", "n_positions") or 0
-    length = LENGTH
-    if longest > 0:  # XLNet has -1: any length
-        length = min(LENGTH, longest - 2)
-    special = set(special_tokens(config))
+    positions = first_field(text, "max_position_embeddings", "n_positions") or 0
+    length = min(LENGTH, positions - 2) if positions > 0 else LENGTH  # XLNet has -1: any length
     vocabulary = first_field(text, "vocab_size") or 32
-    plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
-    return plain[torch.randint(len(plain), (2, length), generator=generator)]
+    plain = sorted(set(range(3, vocabulary)) - set(special_tokens(config)))
+    places = torch.randint(len(plain), (2, length), generator=generator)
+    return torch.tensor(plain)[places]
 
 
 def _images(config: PretrainedConfig, generator: torch.Generator) -> Tensor:
@@ -111,20 +108,25 @@ MAKERS = {"input_ids": _ids, "pixel_values": _images, "input_features": _audio_f
 
 def first_field(config: PretrainedConfig, *names: str) -> Any:
     """The value of the first of these fields in a config, else in one of its parts; None if there is none."""
-    values = (getattr(part, name, None) for part in (config, *_parts(config)) for name in names)
-    return next((value for value in values if value is not None), None)
+    for part in _parts(config):
+        for name in names:
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
+    return None
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """The config, and those of the parts of its model."""
+    yield config
     for value in vars(config).values():
         if isinstance(value, PretrainedConfig):
-            yield value
             yield from _parts(value)
 
 
 def special_tokens(config: PretrainedConfig) -> Iterator[int]:
     """The ids of special tokens that a config names."""
-    for part in (config, *_parts(config)):
+    for part in _parts(config):
         for name, value in vars(part).items():
             if "token" in name and name.endswith(("_id", "_index", "_ids")):
                 yield from (value if isinstance(value, list | tuple) else [value])
@@ -133,29 +135,28 @@ def special_tokens(config: PretrainedConfig) -> Iterator[int]:
 def image_size(vision: PretrainedConfig) -> tuple[int, int]:
     """Height and width in pixels; 64 where the config has none."""
     size = first_field(vision, "image_size", "img_size", "input_size") or 64
+    if isinstance(size, int):
+        return size, size
     if isinstance(size, dict):
         return size["height"], size["width"]
-    if isinstance(size, list | tuple):
-        return size[-2], size[-1]
-    return size, size
+    return size[-2], size[-1]
 
 
 @torch.inference_mode()
 def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return list(output_tensors(model(**inputs)))
+    """All floating-point tensors that the model returns."""
+    return list(output_tensors(model(**inputs)))
 
 
 def output_tensors(outputs: Any) -> Iterator[Tensor]:
     """The floating-point tensors of a model's outputs, in order."""
-    if isinstance(outputs, Tensor) and outputs.is_floating_point():
-        yield outputs
-    elif isinstance(outputs, Mapping | list | tuple):
-        parts = outputs.values() if isinstance(outputs, Mapping) else outputs
-        for part in parts:
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if isinstance(outputs, list | tuple):
+        for part in outputs:
             yield from output_tensors(part)
+    elif isinstance(outputs, Tensor) and outputs.is_floating_point():
+        yield outputs
 
 
 def largest_difference(first: list[Tensor], second: list[Tensor], inputs: Mapping[str, Tensor]) -> float:
@@ -165,9 +166,8 @@ def largest_difference(first: list[Tensor], second: list[Tensor], inputs: Mappin
         expected, got = expected.float(), got.float()
         if keep is not None and expected.shape[: keep.dim()] == keep.shape:
             expected, got = expected[keep.bool()], got[keep.bool()]
-        if expected.numel():
-            difference = (expected - got).abs().max() / expected.abs().max().clamp_min(1)
-            largest = torch.maximum(largest, difference.cpu())  # propagates NaN, which Python's max would drop
+        difference = (expected - got).abs().max() / expected.abs().max().clamp_min(1)
+        largest = torch.maximum(largest, difference.cpu())  # propagates NaN, which Python's max would drop
     return largest.item()
 
 

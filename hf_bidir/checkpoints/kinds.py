@@ -1,17 +1,15 @@
 """Properties of a model by its class name and config: Auto class, task, loss, example inputs, limits of its texts."""
 
-import ast
 import inspect
+import re
 from contextlib import suppress
 from pathlib import Path
-from textwrap import dedent
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-NUMBER_OF_LABELS = "num_items_in_batch"  # the argument of loss functions
 NAMED = 5  # tokens in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 
@@ -87,15 +85,13 @@ def divides_by_all_labels(model: nn.Module) -> bool:
         source = inspect.getsource(inspect.unwrap(model.forward))
     except (OSError, TypeError):
         return False
-    calls = [node for node in ast.walk(ast.parse(dedent(source))) if isinstance(node, ast.Call)]
-    losses = [call for call in calls if getattr(call.func, "attr", None) == "loss_function"]
-    if not any(keyword.arg in (None, NUMBER_OF_LABELS) for call in losses for keyword in call.keywords):
+    if not re.search(r"loss_function\(.*\*\*", source, re.DOTALL):
         return False
     function = model.loss_function
     if function.__name__ == "ForSequenceClassificationLoss" and predicts_values(model.config):
         return False  # the mean of squared errors, or of binary cross entropies
-    names = {*function.__code__.co_names, *function.__code__.co_varnames}
-    return bool(names & {"fixed_cross_entropy", NUMBER_OF_LABELS})
+    names = function.__code__.co_names + function.__code__.co_varnames
+    return "fixed_cross_entropy" in names or "num_items_in_batch" in names
 
 
 def predicts_values(config: PretrainedConfig) -> bool:
@@ -155,8 +151,11 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
         return
     of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
     of_other_inputs = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
-    added = sorted(tokenizer.added_tokens_decoder.items())
-    if without := [str(token) for index, token in added if index >= count and str(token) not in of_other_inputs]:
+    without = []
+    for index, token in sorted(tokenizer.added_tokens_decoder.items()):
+        if index >= count and str(token) not in of_other_inputs:
+            without.append(str(token))
+    if without:
         raise ValueError(
             f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
             f"{', '.join(without[:NAMED])}. They were added without model.resize_token_embeddings(len(tokenizer)); "

@@ -6,13 +6,13 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_bidir.checkpoints.examples import image_size
 from hf_bidir.checkpoints.linear_maps import gradients_through
 from hf_bidir.checkpoints.module_hooks import evaluation_mode, hooked
 from hf_bidir.kernels.interventions import Interventions, graphs, intervening
@@ -20,7 +20,6 @@ from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.signed_layers import signed_layers
 
 INTERPOLATE = "interpolate_pos_encoding"
-MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 NEGLIGIBLE = 1e-3  # magnitude of a coefficient
 
 
@@ -56,58 +55,36 @@ def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
     return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))
 
 
-@dataclass
-class SignCount:
-    """Coefficients counted by `counted_signs`."""
-
-    masks: Mapping[str, Any] = field(default_factory=dict)  # arguments of the running call; without masks, all count
-    counted: int = 0
-    negative: int = 0
-
-    @property
-    def share(self) -> float | None:
-        """The share of negative coefficients, in [0, 1]; None if none was counted."""
-        return self.negative / self.counted if self.counted else None
-
-
-@contextmanager
-def counted_signs(model: nn.Module, threshold: float = NEGLIGIBLE) -> Iterator[SignCount]:
-    """Inside the context, count the coefficients of magnitude over `threshold`, of all layers, heads and queries.
-
-    Set `count.masks` to the arguments of each call before it: queries that `attention_mask` masks, or in a decoder
-    after an encoder `decoder_attention_mask`, are not counted.
-    """
-    count, between_tokens = SignCount(), getattr(model, "attends_between_tokens", True)
-
-    def add(mask: str, coefficients: Tensor) -> Tensor:
-        keep = count.masks.get(mask) if between_tokens else None
-        rows = at_tokens(coefficients.movedim(2, 1), keep)
-        negative = int((rows < -threshold).sum())
-        count.counted += negative + int((rows > threshold).sum())
-        count.negative += negative
-        return coefficients
-
-    translates = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    decoder = signed_layers(model.get_decoder()) if translates else []
-    encoder = [layer for layer in signed_layers(model) if layer not in decoder]
-    check_attends(model)
-    with (
-        intervening(model, encoder, Interventions(edits=(partial(add, MASK),))),
-        intervening(model, decoder, Interventions(edits=(partial(add, DECODER_MASK),))),
-    ):
-        yield count
-
-
 @torch.inference_mode()
 def negative_share(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], threshold: float = NEGLIGIBLE
 ) -> float | None:
-    """The share of negative coefficients among those that `counted_signs` counts, in [0, 1]; None without any."""
-    with counted_signs(model, threshold) as count:
+    """The share of negative coefficients among those of magnitude over `threshold`, in [0, 1]; None without any.
+
+    All layers, heads and queries count, except queries that `attention_mask` masks, or in a decoder after an encoder
+    `decoder_attention_mask`.
+    """
+    counts = {"positive": 0, "negative": 0}
+
+    def count(mask: str, coefficients: Tensor) -> Tensor:
+        keep = batch.get(mask) if between_tokens else None
+        rows = at_tokens(coefficients.movedim(2, 1), keep)
+        counts["positive"] += int((rows > threshold).sum())
+        counts["negative"] += int((rows < -threshold).sum())
+        return coefficients
+
+    check_attends(model)
+    between_tokens = getattr(model, "attends_between_tokens", True)
+    decoder = signed_layers(model.get_decoder()) if model.config.is_encoder_decoder else []
+    encoder = [layer for layer in signed_layers(model) if layer not in decoder]
+    with (
+        intervening(model, encoder, Interventions(edits=(partial(count, "attention_mask"),))),
+        intervening(model, decoder, Interventions(edits=(partial(count, "decoder_attention_mask"),))),
+    ):
         for batch in batches:
-            count.masks = batch
             model(**batch)
-    return count.share
+    counted = sum(counts.values())
+    return counts["negative"] / counted if counted else None
 
 
 def signed_parts(model: nn.Module, record: Callable[[Tensor, Tensor], None]) -> AbstractContextManager[None]:
@@ -154,15 +131,15 @@ def check_attends(model: nn.Module) -> None:
 def _interpolating(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """The arguments of a call, with interpolation for an unusual size; ValueError if the usual one is not square."""
     pixels = kwargs.get("pixel_values", args[0] if args else None)
-    usual = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
-    usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
-    if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual:
+    if pixels is None:
         return None
-    if len(set(usual)) > 1:  # their positions would be taken for those of a square
-        expected, size = (" x ".join(map(str, sides)) for sides in (usual, pixels.shape[-2:]))
+    height, width = image_size(getattr(model.config, "vision_config", model.config))
+    if pixels.shape[-2:] == (height, width):
+        return None
+    if height != width:  # their positions would be taken for those of a square
         raise ValueError(
-            f"expected images of {expected} pixels, got {size}: transformers interpolates the positions of "
-            f"{type(model).__name__} for square images alone; leave out size (--size)."
+            f"expected images of {height} x {width} pixels, got {pixels.shape[-2]} x {pixels.shape[-1]}: transformers "
+            f"interpolates the positions of {type(model).__name__} for square images alone; leave out size (--size)."
         )
     return args, {INTERPOLATE: True, **kwargs}
 

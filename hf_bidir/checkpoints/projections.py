@@ -5,7 +5,7 @@ feature of a linear map belongs to a head if the head's keys or values depend on
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class Features:
     direct: bool  # keys or values equal these outputs; False if something, such as rotary positions, is in between
 
 
-@dataclass(frozen=True)
+@dataclass
 class Projections:
     """The linear maps around one attention layer: for every key head the features that it depends on."""
 
@@ -61,7 +61,7 @@ class _Probe:
             return
         layer, context = self.waiting
         if _equal(args[0], context):
-            self.by_layer[layer] = replace(self.by_layer[layer], output=linear)
+            self.by_layer[layer].output = linear
             self.waiting = None
 
     def after(self, linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ class _Probe:
         for (linear, leaf), gradient in zip(self.recent, gradients, strict=True):
             indices = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten()
             if len(indices):
-                features.append(Features(linear, indices, direct=_equal(leaf[..., indices], states)))
+                direct = _equal(leaf[..., indices], states)
+                features.append(Features(linear, indices, direct))
         return features
 
 

@@ -1,6 +1,5 @@
 """Opens a checkpoint, signed or stock: what its files say is read once, its weights when they are asked for."""
 
-import copy
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers.utils import cached_file
 
 import hf_bidir
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
-from hf_bidir.checkpoints.kinds import Kind, check_vocabulary, kind_of, vocabulary_of
+from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind, check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import is_timm, read_timm, vit_from_timm
@@ -86,9 +85,22 @@ class Checkpoint:
         """The kind of its class, by name; a class that its config does not name has no head."""
         return kind_of((self.config.architectures or ["none"])[0])
 
+    @property
+    def auto_class(self) -> str:
+        """The Auto class that loads its class, preferably one of `kinds`."""
+        head = (self.config.architectures or ["none"])[0]
+        auto_map = getattr(self.config, "auto_map", None) or {}  # a stock config has none
+        names = [name for name, path in auto_map.items() if path.endswith(f".{head}")]
+        names.append(self.kind.auto)
+        return next((name for name in names if name in BY_AUTO_CLASS), names[0])
+
     def check_full_precision(self, what: str) -> None:
-        """As the function `check_full_precision`."""
-        check_full_precision(self.config, self.source, what)
+        """Raise ValueError for quantised weights; `what` says what they cannot be, such as "converted"."""
+        if getattr(self.config, "quantization_config", None) is not None:
+            raise ValueError(
+                f"{self.source} has quantised weights, which cannot be {what}; use the checkpoint that it was made "
+                "from, and quantise last."
+            )
 
     def model(self, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
         """The model with its weights, as the class that it was saved with, in evaluation mode; an adapter is merged.
@@ -112,17 +124,12 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: as in `model`.
-            ValueError: as in `model` and `signed`; where weights would be downloaded, the latter comes first.
+            ValueError: as in `model` and `signed`.
         """
         if self.is_signed:
             return self.model(dtype)
         head = (self.sentences and self.sentences.head(self.config)) or self.head
-        attention["negative_mass"] = negative_mass
-        # without weights, which refuses what cannot be signed before they are downloaded
-        if not self.vit and not any(Path(self.transformer).glob("*.safetensors")):
-            with torch.device("meta"):
-                signed(head(copy.deepcopy(self.config)), **attention)
-        return signed(self._loaded(head, dtype, {}), **attention)
+        return signed(self._loaded(head, dtype, {}), negative_mass, **attention)
 
     def adapted(self, dtype: torch.dtype | str = "auto", **options: Any) -> "PeftModel":
         """The adapter on its base model, not merged, in evaluation mode.
@@ -171,8 +178,6 @@ class Checkpoint:
     ) -> PreTrainedModel:
         if self.vit:
             return self.vit[0]
-        if self.sentences:
-            self.sentences.fetch_weights()
         if isinstance(self.config, head.config_class):  # not where a checkpoint of two parts is read as one of them
             options = {"config": self.config} | options
         return complete_model(head, self.transformer, dtype, **options)
@@ -213,11 +218,6 @@ def open_checkpoint(
     return Checkpoint(source, config, revision, adapter, base_model, sentences)
 
 
-def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
-    """The config of a checkpoint alone, as `open_checkpoint` reads it; the errors are the same."""
-    return open_checkpoint(source, revision=revision).config
-
-
 def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
     revision = adapter.revision if base is None else None
     base = adapter.base if base is None else base
@@ -230,22 +230,14 @@ def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
 
 def _own_config(source: str | Path, revision: str | None) -> PretrainedConfig:
     """The config in config.json."""
-    path = Path(source)
-    if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
-        raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
-    if path.is_file():
-        raise ValueError(
-            f"expected a checkpoint folder, got the file {path}; name its folder, {path.parent}. Of a GGUF file, save "
-            f'to a folder what from_pretrained("{path.parent}", gguf_file="{path.name}") of AutoModelForCausalLM and '
-            "AutoTokenizer read."
-        )
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
+    expected = f"expected a folder with config.json, or a model on the Hub, got {source}"
+    if Path(source).is_dir() and not Path(source, "config.json").is_file():
+        raise FileNotFoundError(f"{expected}, which has no config.json.")
     try:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"{source} is neither a folder nor can be read from the Hub: {reason}") from error
+        raise FileNotFoundError(f"{expected}: {reason}") from error
 
 
 def complete_model(
@@ -292,15 +284,6 @@ def lacking(report: dict[str, Any]) -> list[str]:
 def merged(adapted: "PeftModel") -> PreTrainedModel:
     """A model of its own class with the adapter's weights added to those of its base, which is changed."""
     return adapted.merge_and_unload().eval()
-
-
-def check_full_precision(config: PretrainedConfig, source: str | Path, what: str) -> None:
-    """Raise ValueError if a checkpoint has quantised weights; `what` says what they cannot be, such as "converted"."""
-    if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(
-            f"{source} has quantised weights, which cannot be {what}; use the checkpoint that it was made from, and "
-            "quantise last."
-        )
 
 
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:

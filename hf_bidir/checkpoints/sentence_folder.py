@@ -11,24 +11,23 @@ from huggingface_hub import snapshot_download
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from hf_bidir.common.files import read_json
 from hf_bidir.modeling.compat import stock_heads
 
 MODULES = "modules.json"
 MODEL_SETTINGS = "config_sentence_transformers.json"
-MODEL_FILES = (MODULES, MODEL_SETTINGS)
 TRANSFORMER_SETTINGS, EMBEDDING = "sentence_*_config.json", "feature-extraction"
 WITH_DECODER = {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}  # Auto classes of model types with a decoder
-WITHOUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.jinja"]
+DOWNLOADED = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
 
 
 @dataclass(frozen=True)
 class SentenceFolder:
     """A model of sentence-transformers."""
 
-    folder: Path  # local; for a Hub repository at first without weights
+    folder: Path
     path: str  # the subfolder of its transformer, often ""
     modules: tuple[dict[str, str], ...]  # the others, each with its "type" and subfolder "path", which may not exist
-    name: str | None  # on the Hub
 
     @property
     def transformer(self) -> Path:
@@ -40,11 +39,17 @@ class SentenceFolder:
         return tuple(module["path"] for module in self.modules if module["path"])
 
     @property
+    def settings_files(self) -> list[Path]:
+        """The files of `settings`."""
+        return [*self.folder.glob(MODEL_SETTINGS), *self.transformer.glob(TRANSFORMER_SETTINGS)]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings of the whole model and of its transformer, such as prompts and the longest text."""
-        files = [self.folder / MODEL_SETTINGS, *self.transformer.glob(TRANSFORMER_SETTINGS)]
-        read = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
-        return {name: value for settings in read for name, value in settings.items()}
+        settings: dict[str, Any] = {}
+        for file in self.settings_files:
+            settings |= read_json(file)
+        return settings
 
     @property
     def embeds(self) -> bool:
@@ -65,46 +70,37 @@ class SentenceFolder:
             )
         return getattr(transformers, name)
 
-    def fetch_weights(self) -> None:
-        """Download the weights of a Hub repository."""
-        if self.name is not None:
-            folders = [f"{name}/*" for name in self.other_folders]
-            snapshot_download(self.name, allow_patterns=["*.safetensors", *folders])
-
     def copy_others(self, target: Path) -> None:
         """Copy the other modules, settings and prompts."""
-        for name in filter(lambda name: (self.folder / name).is_dir(), self.other_folders):
-            shutil.copytree(self.folder / name, target / name, dirs_exist_ok=True)
-        settings = self.transformer.glob(TRANSFORMER_SETTINGS)
-        for file in (*(self.folder / name for name in MODEL_FILES), *settings):
-            if file.is_file():
-                shutil.copyfile(file, target / file.relative_to(self.folder))
+        for folder in self.folder.iterdir():
+            if folder.is_dir() and folder.name in self.other_folders:
+                shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
+        for file in self.settings_files:
+            shutil.copyfile(file, target / file.relative_to(self.folder))
+        shutil.copyfile(self.folder / MODULES, target / MODULES)
         if self.path:  # transformers looks for model code in the top folder
             for file in (target / self.path).glob("*.py"):
                 shutil.copyfile(file, target / file.name)
 
 
 def sentence_folder(source: str | Path) -> SentenceFolder | None:
-    """The folder of sentence-transformers, downloaded without weights from the Hub; None for other checkpoints, and
-    ValueError if none of its modules is a transformer."""
-    name = None if Path(source).is_dir() else str(source)
-    listed = Path(source, MODULES) if name is None else Path(_on_the_hub(name) or "")
+    """The folder of sentence-transformers, downloaded from the Hub; None for other checkpoints, and ValueError if none
+    of its modules is a transformer."""
+    folder = Path(source)
+    listed = folder / MODULES
+    if not folder.is_dir():
+        try:
+            listed = Path(cached_file(str(source), MODULES, _raise_exceptions_for_missing_entries=False) or "")
+        except (OSError, ValueError):  # no such repository, as reading the config says
+            return None
     if not listed.is_file():
         return None
     modules = json.loads(listed.read_text("utf-8"))
-    if any(Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts for module in modules):
-        raise ValueError(f"{source} has modules outside its folder, as {MODULES} says; such a model is not converted.")
     transformer = next((module for module in modules if module["type"].endswith(".Transformer")), None)
     if transformer is None:
         raise ValueError(f"{source} is a model of sentence-transformers without a Transformer, as {MODULES} says.")
-    folder = listed.parent if name is None else snapshot_download(name, allow_patterns=WITHOUT_WEIGHTS)
-    pooling = tuple(module for module in modules if module is not transformer)
-    return SentenceFolder(Path(folder), transformer["path"], pooling, name)
-
-
-def _on_the_hub(name: str) -> str | None:
-    """The local path of `modules.json` if the Hub has it; errors are reported later, when the config is read."""
-    try:
-        return cached_file(name, MODULES, _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError):
-        return None
+    modules.remove(transformer)
+    if not folder.is_dir():
+        folders = [f"{module['path']}/*" for module in modules]
+        folder = Path(snapshot_download(str(source), allow_patterns=[*DOWNLOADED, *folders]))
+    return SentenceFolder(folder, transformer["path"], tuple(modules))

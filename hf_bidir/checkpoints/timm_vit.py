@@ -1,6 +1,5 @@
 """Converts timm's VisionTransformer to transformers' ViT, if the architectures are equal."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -14,6 +13,19 @@ from hf_bidir.checkpoints.module_hooks import evaluation_mode
 from hf_bidir.common.extras import extra
 
 TIMM_PREFIX = "timm:"
+NAMES = {  # parts of the names of weights, and what transformers' checkpoints have in their place
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj.": "embeddings.patch_embeddings.projection.",
+    "blocks.": "encoder.layer.",
+    "norm1.": "layernorm_before.",
+    "norm2.": "layernorm_after.",
+    "attn.proj.": "attention.output.dense.",
+    "mlp.fc1.": "intermediate.dense.",
+    "mlp.fc2.": "output.dense.",
+    "norm.": "layernorm.",
+    "head.": "classifier.",
+}
 
 
 def read_timm(source: str, weights: str | Path | None) -> nn.Module:
@@ -21,16 +33,13 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
     with extra("vision"):
         import timm
     name = source.removeprefix(TIMM_PREFIX)
-    if not timm.is_model(name):
-        similar = ", ".join(get_close_matches(name, timm.list_models()))
-        raise ValueError(f'timm has no model "{name}".{f" Similar: {similar}." if similar else ""}')
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"expected a file of weights at {weights}; there is none.")
     try:
         return timm.create_model(name, pretrained=weights is None, checkpoint_path=str(weights or ""))
     except (RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
-        # an unknown tag, weights of another architecture (one line per tensor), or an incomplete file
-        reason = " ".join(" ".join(str(error).split("\n")[:2]).split())
+        # an unknown name or tag, weights of another architecture, or an incomplete file
+        reason = " ".join(str(error).split())[:300]
         raise ValueError(f"timm cannot build {name} with {weights or 'its published weights'}: {reason}") from error
 
 
@@ -91,33 +100,17 @@ def _check_equal(vit: PreTrainedModel, model: nn.Module) -> None:
 
 def _renamed(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """timm's weights under the names of transformers' checkpoints; those that have no place there keep theirs."""
-    names = {
-        "cls_token": f"{prefix}embeddings.cls_token",
-        "pos_embed": f"{prefix}embeddings.position_embeddings",
-        "patch_embed.proj": f"{prefix}embeddings.patch_embeddings.projection",
-        "norm": f"{prefix}layernorm",
-        "head": "classifier",
-    }
-    block_names = {
-        "norm1": "layernorm_before",
-        "norm2": "layernorm_after",
-        "attn.proj": "attention.output.dense",
-        "mlp.fc1": "intermediate.dense",
-        "mlp.fc2": "output.dense",
-    }
     renamed = {}
     for name, tensor in weights.items():
-        module, _, kind = name.rpartition(".")
-        if not name.startswith("blocks."):
-            renamed[names.get(name) or f"{names.get(module, module)}.{kind}"] = tensor
+        for part, new_part in NAMES.items():
+            name = name.replace(part, new_part)
+        if not name.startswith("classifier."):
+            name = prefix + name
+        if "attn.qkv" not in name:
+            renamed[name] = tensor
             continue
-        _, index, part = module.split(".", 2)
-        layer = f"{prefix}encoder.layer.{index}"
-        if part == "attn.qkv":
-            for projection, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                renamed[f"{layer}.attention.attention.{projection}.{kind}"] = rows.contiguous()
-        else:
-            renamed[f"{layer}.{block_names.get(part, part)}.{kind}"] = tensor
+        for projection, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+            renamed[name.replace("attn.qkv", f"attention.attention.{projection}")] = rows.contiguous()
     return renamed
 
 

@@ -12,10 +12,9 @@ import hf_bidir
 from hf_bidir.checkpoints.adapters import check_untied, read_adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, lacking, read_config, with_report
+from hf_bidir.checkpoints.reading import check_vocabulary, lacking, open_checkpoint, with_report
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
-from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import (
     AdapterArguments,
     ModelArguments,
@@ -39,8 +38,8 @@ def starts_as_softmax(source: str | None) -> bool:
     """Whether a checkpoint's own config says that its attention is softmax; False where there is no checkpoint."""
     if source is None:
         return False
-    config = read_config(source)
-    return not is_signed(type(config).model_type) or is_softmax(config)
+    checkpoint = open_checkpoint(source)
+    return not checkpoint.is_signed or is_softmax(checkpoint.config)
 
 
 def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: Iterable[str]) -> None:
@@ -121,9 +120,10 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     """
     source = str(arguments.model_name_or_path)
     with as_input_error("", OSError, ValueError):
-        config = read_config(source)
-        check_full_precision(config, source, "trained")
-        if not is_signed(type(config).model_type):
+        checkpoint = open_checkpoint(source)
+        checkpoint.check_full_precision("trained")
+        config = checkpoint.config
+        if not checkpoint.is_signed:
             if _given(arguments, "lora_rank"):
                 raise InputError(
                     f"an adapter needs a signed base model, and {source} is a stock {config.model_type}; sign it "

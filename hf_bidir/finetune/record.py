@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
-from hf_bidir.checkpoints.reading import read_config
+from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.files import RECORD, read_json, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import RunArguments, SourceArguments
@@ -86,7 +86,7 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
     """The base of an adapter, and the config fields in which the model differs; empty if the base is unknown."""
     base, revision = adapter.base_model_name_or_path or "", adapter.revision
     try:
-        config = read_config(base, revision)
+        config = open_checkpoint(base, revision=revision).config
     except (OSError, ValueError):  # of a user's own Trainer: the base was never saved, or has moved
         return {}
     if not is_signed(type(config).model_type):

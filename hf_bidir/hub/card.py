@@ -1,7 +1,6 @@
 """The model card of a checkpoint, built only from the files in its folder."""
 
 import os
-import re
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,17 @@ from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, read_card, rounded
-from hf_bidir.common.files import PREVIOUS, read_json, replacing
+from hf_bidir.common.files import PREVIOUS, read_json
 from hf_bidir.finetune.output_folder import MAY_CHANGE
 from hf_bidir.finetune.record import PLACE
 from hf_bidir.hub.files import matching
 from hf_bidir.hub.results import METRICS, Results, in_words, read_results
-from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
 TEMPLATE = str(Path(__file__).with_name("card_template.md"))
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
 END = "<!-- hf_bidir: generated up to here -->"
 EXAMPLE_IMAGE = "example.png"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 KEPT_WHEN_EDITED = ("license", "tags", "base_model_relation")  # generated metadata that manual edits override
 
 
@@ -55,10 +52,9 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str = "main") -> Path:
-    """Save `build_model_card` of the same arguments as README.md, atomically."""
-    card, readme = build_model_card(folder, repo_id, revision), Path(folder, CARD)
-    with replacing(readme) as temporary:
-        temporary.write_text(str(card), encoding="utf-8")
+    """Save `build_model_card` of the same arguments as README.md."""
+    readme = Path(folder, CARD)
+    build_model_card(folder, repo_id, revision).save(readme)
     return readme
 
 
@@ -76,35 +72,33 @@ def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:
     # the generated card may have manual edits too: only the part between its markers counts
     part = f"{BEGIN}{generated.text.partition(BEGIN)[2].partition(END)[0]}{END}"
     text = f"{before}{part}{after}" if marker else f"{existing.text.rstrip()}\n\n{part}\n"
-    theirs = existing.data.to_dict()
-    ours = generated.data.to_dict()
-    edited = [key for key in theirs if key not in ours or key in KEPT_WHEN_EDITED]
-    data = ModelCardData(**ours | {key: theirs[key] for key in edited})
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n{text}")
+    ours, theirs = generated.data.to_dict(), existing.data.to_dict()
+    for key, value in theirs.items():
+        if key not in ours or key in KEPT_WHEN_EDITED:
+            ours[key] = value
+    return ModelCard(f"---\n{ModelCardData(**ours).to_yaml()}\n---\n{text}")
 
 
 def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, Any]:
     """The values for the template and the metadata, beside the name and the place on the Hub."""
     config, adapter, run = checkpoint.config, checkpoint.adapter, results.run
     previous = read_json(folder / PREVIOUS)
-    recipe = run.get("recipe", {})
+    recipe = dict(run.get("recipe", {}))
     base = adapter.base if adapter else None
     code = Path(base or folder)  # of the model; that of an adapter comes with its base
     if base and code.exists():
         base = os.path.relpath(code, folder)
     if recipe.get("base_model") and not previous:
-        recipe = recipe | {"model_name_or_path": recipe["base_model"]}
-    auto_class = _auto_class(checkpoint)
-    is_signed = getattr(config, "attn_activation", None) in WITH_NEGATIVE_MASS and not is_softmax(config)
+        recipe["model_name_or_path"] = recipe["base_model"]
     return {
         "run": run,
         "previous": previous,
         "results": results,
         "scores": {in_words(name): rounded(value) for name, value in results.scores.items()},
         "config": config,
-        "auto_class": auto_class,
-        "kind": BY_AUTO_CLASS.get(auto_class),
-        "is_signed": is_signed,
+        "auto_class": checkpoint.auto_class,
+        "kind": BY_AUTO_CLASS.get(checkpoint.auto_class),
+        "is_signed": checkpoint.is_signed and not is_softmax(config),
         "adapter": adapter,
         "base": base,
         "base_model": _base_model(adapter, run, previous),
@@ -116,19 +110,9 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
     }
 
 
-def _auto_class(checkpoint: Checkpoint) -> str:
-    """The Auto class that loads the model with its head."""
-    auto_map = getattr(checkpoint.config, "auto_map", None) or {}  # a stock config has none
-    head = (checkpoint.config.architectures or ["none"])[0]
-    names = [name for name, path in auto_map.items() if path.endswith(f".{head}")]
-    names += [checkpoint.kind.auto]
-    return next((name for name in names if name in BY_AUTO_CLASS), names[0])
-
-
 def _as_yaml(options: dict[str, Any]) -> str:
     """Options of a run as a recipe of the training scripts; empty without any."""
-    names = [name for name in options if name not in MAY_CHANGE]
-    chosen = {name: options[name] for name in names if options[name] is not None}
+    chosen = {name: value for name, value in options.items() if name not in MAY_CHANGE and value is not None}
     if not chosen:
         return ""
     return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True).strip()
@@ -151,7 +135,7 @@ def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
 def _data_set(part: dict[str, Any]) -> str | None:
     """The data set on the Hub: the one in the record, or the source if it is no file."""
     source = part.get("source", "")
-    is_name = "sha256" not in part and HUB_NAME.fullmatch(source)
+    is_name = "/" in source and "sha256" not in part
     return part.get("hub_name") or (source if is_name else None)
 
 
@@ -165,15 +149,17 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     languages = sorted({part["language"] for part in parts if "language" in part})
     # only the owner can license weights, so the licence comes from this run's options or the run before it
     licences = [record.get("recipe", {}).get("license") for record in (run, previous)]
-    metrics = [METRICS[name] for name in results.overall if METRICS[name]]
-    task, library, relation = facts["kind"] and facts["kind"].pipeline, "transformers", "finetune"
+    index = _model_index(facts["kind"], results)
+    task = facts["kind"] and facts["kind"].pipeline
+    library, relation = "transformers", "finetune"
     tags = [facts["config"].attn_activation, "signed-attention"] if facts["is_signed"] else []
     if facts["sentences"]:
         task, library = "sentence-similarity", "sentence-transformers"
     if hasattr(facts["config"], "quantization_config"):
         relation = "quantized"
     if adapter:
-        library, relation, tags = "peft", "adapter", [*tags, "lora"]
+        library, relation = "peft", "adapter"
+        tags.append("lora")
     return ModelCardData(
         model_name=facts["name"],
         license=licences[0] or licences[1],
@@ -184,8 +170,8 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         base_model_relation=facts["base_model"] and relation,
         datasets=list(data_sets) or None,
         tags=[*tags, "hf_bidir"],
-        metrics=metrics or None,
-        eval_results=_model_index(facts["kind"], results) or None,
+        metrics=[result.metric_type for result in index] or None,
+        eval_results=index or None,
     )
 
 
@@ -194,16 +180,17 @@ def _model_index(kind: Kind | None, results: Results) -> list[EvalResult]:
     source = results.data.get("source")
     if not kind or not source:
         return []
-    return [
-        EvalResult(
-            task_type=kind.task,
-            dataset_type=_data_set(results.data) or source,
-            dataset_name=results.data.get("title") or source,
-            dataset_split=results.split,
-            metric_type=METRICS[name],
-            metric_name=name,
-            metric_value=value,
-        )
-        for name, value in results.overall.items()
-        if METRICS[name]
-    ]
+    index = []
+    for name, value in results.overall.items():
+        if METRICS[name]:
+            result = EvalResult(
+                task_type=kind.task,
+                dataset_type=_data_set(results.data) or source,
+                dataset_name=results.data.get("title") or source,
+                dataset_split=results.split,
+                metric_type=METRICS[name],
+                metric_name=name,
+                metric_value=value,
+            )
+            index.append(result)
+    return index

@@ -11,14 +11,12 @@ from datasets import Dataset
 from huggingface_hub import snapshot_download
 from transformers import (
     AutoImageProcessor,
-    BatchEncoding,
     DataCollatorWithPadding,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
     TrainingArguments,
     default_data_collator,
 )
+from transformers.trainer_utils import PredictionOutput
 
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
@@ -31,19 +29,23 @@ from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, TextDataArguments
 from hf_bidir.finetune.data.image_data import IMAGE, ImageCollator, read_image_splits
 from hf_bidir.finetune.data.sources import SPLITS, is_table
-from hf_bidir.finetune.data.splits import LABEL, Column, labelled_split, sampled, selected
+from hf_bidir.finetune.data.splits import LABEL, labelled_split, sampled, selected
 from hf_bidir.finetune.data.text_data import TEXT, cut_into_blocks, read_documents, read_texts, tokenize
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
-from hf_bidir.finetune.record import PLACE, library_versions, source_of
+from hf_bidir.finetune.record import FILES, PLACE, library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from hf_bidir.hub.files import digests
-from hf_bidir.hub.results import EVALUATION, Results, in_words
+from hf_bidir.hub.results import EVALUATION, PREFIXES, Results, in_words, scores_of
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models
-EVALUATED = ("text-classification", "image-classification", "text-generation")
-SCORES = ("eval_accuracy", "eval_macro_f1", "eval_perplexity", "eval_recall_")
+ARGUMENTS: dict[str, Any] = {  # the data options of the training script, by task
+    "text-classification": TextDataArguments,
+    "image-classification": ImageDataArguments,
+    "text-generation": BlockArguments,
+}
+Examples = tuple[Dataset, Callable]  # and the collator that makes batches of them
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Evaluation:
         scores: accuracy, macro_f1 and recall_<class>, each in [0, 1]; perplexity for a language model.
         negative_share: share of negative coefficients among those of magnitude above 1e-3; None for softmax, or if
             there are none.
-        accuracy_without_negatives, perplexity_without_negatives: the score with negative coefficients set to 0, without
-            further training; None for softmax, and for the other kind of model.
+        without_negatives: the accuracy or perplexity with negative coefficients set to 0, without further training;
+            None for softmax.
         files: the SHA-256 of each file that the numbers depend on.
     """
 
@@ -63,10 +65,9 @@ class Evaluation:
     data: dict[str, Any]
     scores: dict[str, float]
     negative_share: float | None
-    accuracy_without_negatives: float | None
+    without_negatives: float | None
     files: dict[str, str]
     versions: dict[str, str]
-    perplexity_without_negatives: float | None = None
 
     def save(self, folder: str | Path) -> Path:
         """Save evaluation.json, with which `build_model_card` marks the numbers as verified."""
@@ -106,22 +107,20 @@ def evaluate_checkpoint(
         raise ValueError(f"expected {', '.join(SPLITS)} as split; got {split}.")
     examples, described, collator = read_examples(model, folder, data, split, options)
     share: float | None = None
-    without: dict[str, float] = {}
+    without: float | None = None
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, scratch, batch_size, collator)
-        scores = _scores(trainer, examples)
+        scores = _scores(trainer.predict(examples))
         if is_signed(type(model.config).model_type) and not is_softmax(model.config):
-            batches = trainer.get_eval_dataloader(examples)
-            share = negative_share(model, (BatchEncoding(batch).to(model.device) for batch in batches))
+            share = negative_share(model, trainer.get_eval_dataloader(examples))
             with without_negatives(model):
-                without = _scores(trainer, examples)
+                without, *_ = _scores(trainer.predict(examples)).values()
     return Evaluation(
         split=split,
         data=described | {"rows": len(examples)},
         scores=scores,
         negative_share=share,
-        accuracy_without_negatives=without.get("accuracy"),
-        perplexity_without_negatives=without.get("perplexity"),
+        without_negatives=without,
         files=digests(folder),
         versions=library_versions(),
     )
@@ -130,22 +129,23 @@ def evaluate_checkpoint(
 def comparison(measured: Evaluation, recorded: Results) -> str:
     """A table of the newly measured scores, and beside them those on record if they are of the same data."""
     compared = recorded.is_of(measured.split, measured.data)
+    known = recorded.scores if compared else {}
     heading = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} rows)"
-    lines = [f"{heading:<40} {'measured':>10}" + f" {'recorded':>10}" * compared]
+    lines = [_row(heading, "measured", *["recorded"] * compared)]
     for name, value in measured.scores.items():
-        line = f"{in_words(name):<40} {value:>10.4f}"
-        if compared and name in recorded.scores:
-            line += f" {recorded.scores[name]:>10.4f}"
-        lines.append(line)
+        numbers = [value, known[name]] if name in known else [value]
+        lines.append(_row(in_words(name), *(f"{number:.4f}" for number in numbers)))
     if measured.negative_share is not None:
-        name, value = "accuracy", measured.accuracy_without_negatives
-        if value is None:
-            name, value = "perplexity", measured.perplexity_without_negatives
-        lines.append(f"{'negative among coefficients above 0.001':<40} {measured.negative_share:>10.1%}")
-        lines.append(f"{name + ' with those set to 0':<40} {value:>10.4f}")
+        metric = next(iter(measured.scores))
+        lines.append(_row("negative among coefficients above 0.001", f"{measured.negative_share:.1%}"))
+        lines.append(_row(f"{metric} with those set to 0", f"{measured.without_negatives:.4f}"))
     if not compared:
         lines.append("The checkpoint's records have no scores on these data, so nothing was compared.")
     return "\n".join(lines)
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"{name:<40}" + "".join(f" {cell:>10}" for cell in cells)
 
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
@@ -153,11 +153,8 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no such checkpoint, or it cannot be reached.
-        ValueError: a revision was given for a folder.
     """
     if Path(source).is_dir():
-        if revision is not None:
-            raise ValueError(f"{source} is a folder and has no revisions; leave out the revision {revision}.")
         return Path(source)
     patterns: dict[str, Any] = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
     try:
@@ -171,8 +168,8 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
 def _load(folder: Path) -> PreTrainedModel:
     checkpoint = open_checkpoint(folder)
-    if checkpoint.kind.task not in EVALUATED:
-        endings = ", ".join(kind.ending for kind in KINDS if kind.task in EVALUATED)
+    if checkpoint.kind.task not in ARGUMENTS:
+        endings = ", ".join(kind.ending for kind in KINDS if kind.task in ARGUMENTS)
         raise ValueError(
             f"{folder} is a {(checkpoint.config.architectures or ['none'])[0]}; only classifiers and causal language "
             f"models are evaluated ({endings})."
@@ -192,13 +189,19 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
-    options: dict[str, Any] = {"model": model, "args": args, "data_collator": collator}
-    if not causal:
-        options["compute_metrics"] = classification_metrics(_classes(model))
-        options["preprocess_logits_for_metrics"] = predicted_classes
-    trainer = (CausalTrainer if causal else SignedTrainer)(**options)
-    trainer.remove_callback(PrinterCallback)  # which the Trainer adds where transformers logs errors alone
-    return trainer
+    if causal:
+        return CausalTrainer(model=model, args=args, data_collator=collator)
+    return SignedTrainer(
+        model=model,
+        args=args,
+        data_collator=collator,
+        compute_metrics=classification_metrics(_classes(model)),
+        preprocess_logits_for_metrics=predicted_classes,
+    )
+
+
+def _scores(output: PredictionOutput) -> dict[str, float]:
+    return scores_of(output.metrics or {}, PREFIXES["test"])
 
 
 def _classes(model: PreTrainedModel) -> list[str]:
@@ -208,93 +211,84 @@ def _classes(model: PreTrainedModel) -> list[str]:
     return names
 
 
-def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:
-    measured = trainer.evaluate(examples, metric_key_prefix="eval")
-    names = [name for name in measured if name.startswith(SCORES)]
-    return {name.removeprefix("eval_"): measured[name] for name in names}
-
-
 def read_examples(
     model: PreTrainedModel, folder: Path, data: str | None, split: str, options: dict[str, Any]
-) -> tuple[Dataset, dict[str, Any], Callable]:
-    """The examples of a split, read as in training; their source, and the collator that makes batches of them.
+) -> tuple[Dataset, dict[str, str], Callable]:
+    """The examples of a split, read as in training; what identifies their source; and the collator of batches.
 
     Args:
-        data: a file, a folder or the name of a data set; by default the data set that the checkpoint's run names.
-        options: data options of the training scripts; those that are None are as in the run.
+        data, options: as in `evaluate_checkpoint`.
     """
-    run = read_json(folder / RECORD)
-    data = data or _data_set_of(run, split)
-    file = data if Path(data).exists() or is_table(data) else None
-    source = source_of([Path(file)]) if file else {"source": data}
-    arguments = _data_arguments(model, run.get("recipe", {}), options)
-    if not file and data != arguments.dataset_name:
-        arguments.dataset_name, arguments.dataset_config = data, None
-    if kind_of(model).causal:
-        tokenizer = saved_tokenizer(str(folder), model.config)
-        return _read_blocks(arguments, tokenizer, file, split), source, default_data_collator
-    names = _classes(model)
-    indices = [str(index) for index in range(len(names))]
-    # labels of the training data, else class names, else indices
-    orders = [order for order in (run.get("label_values"), names, indices) if order]
-    column = IMAGE if isinstance(arguments, ImageDataArguments) else TEXT
-    rows = _read_file(file, arguments, column, split) if file else _read_data_set(arguments, split)
-    examples = labelled_split(rows, split, arguments, column, orders)
-    if column is IMAGE:
-        processor = AutoImageProcessor.from_pretrained(folder)
-        return examples, source, ImageCollator(processor, mode=image_mode(model.config))
-    tokenizer = saved_tokenizer(str(folder), model.config)
-    know_padding(model.config, tokenizer)
-    length = min(arguments.max_length, longest_text(model) or arguments.max_length)
-    return tokenize(examples, tokenizer, length), source, DataCollatorWithPadding(tokenizer)
+    arguments = _data_arguments(model, folder, options)
+    source = _choose_data(arguments, data or _data_set_of(folder, split), split)
+    read = _read_blocks if kind_of(model).causal else _read_labelled
+    examples, collator = read(model, folder, arguments, split)
+    return examples, source, collator
 
 
-def _read_file(file: str, arguments: Any, column: Column, split: str) -> Dataset:
-    """The rows of a file or folder."""
-    setattr(arguments, f"{split}_file", file)  # which errors name
-    return selected(column.read(file), split, arguments, column, LABEL)
-
-
-def _read_data_set(arguments: Any, split: str) -> Dataset:
-    """A split of a data set by name, as in training."""
-    arguments.class_names = None
-    read = read_image_splits if isinstance(arguments, ImageDataArguments) else read_texts
-    splits = dict(read(arguments))
-    if split not in splits:
-        raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
-    return splits[split]
-
-
-def _read_blocks(
-    arguments: BlockArguments, tokenizer: PreTrainedTokenizerBase, file: str | None, split: str
-) -> Dataset:
-    """The blocks of a split for a language model, sampled as in the training script."""
-    if file:
-        arguments.train_file = arguments.validation_file = [file]
-        split = "validation"
-    blocks = cut_into_blocks(read_documents(arguments), tokenizer, arguments.block_size)
-    splits = dict(sampled(blocks, arguments))
-    if split not in splits:
-        raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
-    return splits[split]
-
-
-def _data_arguments(model: PreTrainedModel, recipe: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The data options of the run, without its files, and with the requested options."""
-    kind: type = ImageDataArguments if model.main_input_name == "pixel_values" else TextDataArguments
-    if kind_of(model).causal:
-        kind = BlockArguments
+def _data_arguments(model: PreTrainedModel, folder: Path, options: dict[str, Any]) -> Any:
+    """The data options of the run, without its files and class names, and with the requested options."""
     requested = {name: value for name, value in options.items() if value is not None}
-    chosen = recipe | requested
-    names = [field.name for field in fields(kind) if not field.name.endswith("_file")]
-    return kind(**{name: chosen[name] for name in names if name in chosen})
+    chosen = read_json(folder / RECORD).get("recipe", {}) | requested
+    kind = ARGUMENTS[kind_of(model).task]
+    names = {field.name for field in fields(kind)} - {*FILES, "class_names"}
+    return kind(**{name: chosen[name] for name in names & chosen.keys()})
 
 
-def _data_set_of(run: dict[str, Any], split: str) -> str:
+def _data_set_of(folder: Path, split: str) -> str:
     """The data set that a run read by name."""
+    run = read_json(folder / RECORD)
     recipe = run.get("recipe", {})
     name = recipe.get("dataset_name") or PLACE
     if "train_file" in recipe or name.startswith(PLACE):
         file = run.get("data", {}).get(split, {}).get("source")
         raise ValueError(f"name the data with --data{f'; the run read {file}' if file else ''}.")
     return name
+
+
+def _choose_data(arguments: Any, data: str, split: str) -> dict[str, str]:
+    """Set the options to a file, a folder or the name of a data set; return what identifies it."""
+    if not Path(data).exists() and not is_table(data):
+        if data != arguments.dataset_name:
+            arguments.dataset_name, arguments.dataset_config = data, None
+        return {"source": data}
+    if isinstance(arguments, BlockArguments):
+        arguments.train_file = arguments.validation_file = [data]
+    else:
+        setattr(arguments, f"{split}_file", data)
+    return source_of([Path(data)])
+
+
+def _read_labelled(model: PreTrainedModel, folder: Path, arguments: Any, split: str) -> Examples:
+    """The examples of a split for a classifier, read as in training."""
+    names = _classes(model)
+    indices = [str(index) for index in range(len(names))]
+    # labels of the training data, else class names, else indices
+    orders = [order for order in (read_json(folder / RECORD).get("label_values"), names, indices) if order]
+    images = isinstance(arguments, ImageDataArguments)
+    column = IMAGE if images else TEXT
+    if files := arguments.files.get(split):
+        rows = selected(column.read(files[0]), split, arguments, column, LABEL)
+    else:
+        splits = dict(read_image_splits(arguments) if images else read_texts(arguments))
+        if split not in splits:
+            raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+        rows = splits[split]
+    examples = labelled_split(rows, split, arguments, column, orders)
+    if images:
+        processor = AutoImageProcessor.from_pretrained(folder)
+        return examples, ImageCollator(processor, mode=image_mode(model.config))
+    tokenizer = saved_tokenizer(str(folder), model.config)
+    know_padding(model.config, tokenizer)
+    length = min(arguments.max_length, longest_text(model) or arguments.max_length)
+    return tokenize(examples, tokenizer, length), DataCollatorWithPadding(tokenizer)
+
+
+def _read_blocks(model: PreTrainedModel, folder: Path, arguments: BlockArguments, split: str) -> Examples:
+    """The blocks of a split for a language model, sampled as in the training script."""
+    tokenizer = saved_tokenizer(str(folder), model.config)
+    blocks = cut_into_blocks(read_documents(arguments), tokenizer, arguments.block_size)
+    splits = dict(sampled(blocks, arguments))
+    if split not in splits:
+        raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
+    return splits[split], default_data_collator

@@ -65,9 +65,9 @@ def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str) -> N
 
     auto = getattr(transformers, auto_class)
     model, report = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
-    problems = [f"{name}: {sorted(map(str, report[name]))}" for name in LOADING_PROBLEMS if report.get(name)]
+    problems = {name: report[name] for name in LOADING_PROBLEMS if report.get(name)}
     if problems:
-        sys.exit("the weights do not fit the model; " + "; ".join(problems))
+        sys.exit(f"the weights do not fit the model: {problems}")
     with inference_mode():
         outputs = model.eval()(**load_file(inputs_file))
     _save({name: value for name, value in outputs.items() if isinstance(value, Tensor)}, outputs_file)
@@ -75,8 +75,8 @@ def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str) -> N
 
 def _save(tensors: Mapping[str, Tensor], file: str | Path) -> None:
     """Save copies, which share no memory."""
-    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    save_file({name: copy.contiguous() for name, copy in copies.items()}, file)
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(copies, file)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, Adapter
-from hf_bidir.checkpoints.examples import example_inputs, rounding_tolerance
+from hf_bidir.checkpoints.examples import example_inputs, largest_difference, rounding_tolerance
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import read_json, write_json
@@ -172,22 +172,19 @@ def _check_private(folder: Path) -> None:
 def _check_alone(checkpoint: Checkpoint, staged: Path) -> None:
     """Run the copy in a clean process; ValueError if it fails or computes other outputs than the checkpoint here."""
     model = checkpoint.model()
-    classes = {path.rpartition(".")[2]: auto for auto, path in model.config.auto_map.items()}
     inputs = example_inputs(model)
     with torch.inference_mode():
         outputs = {name: value for name, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
     try:
-        alone = isolated_forward(staged, classes.get(type(model).__name__, "AutoModel"), inputs)
+        alone = isolated_forward(staged, checkpoint.auto_class, inputs)
     except RuntimeError as error:
         raise ValueError(f"nothing was uploaded: {error}") from error
-    for name, value in outputs.items():
-        difference = (value - alone[name]).abs().max().item()
-        largest = max(1.0, value.abs().max().item())
-        if not difference <= rounding_tolerance(value.dtype) * largest:  # also of NaN
-            raise ValueError(
-                f"in a clean process the checkpoint computes other outputs ({name} differs by {difference:.1e}); "
-                "nothing was uploaded."
-            )
+    difference = largest_difference(list(outputs.values()), [alone[name] for name in outputs], inputs)
+    if not difference <= rounding_tolerance(model.dtype):  # also of NaN
+        raise ValueError(
+            f"in a clean process the checkpoint computes other outputs, which differ by {difference:.1e}; nothing was "
+            "uploaded."
+        )
 
 
 def _summary(staged: Path, repo_id: str) -> str:

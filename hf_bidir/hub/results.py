@@ -1,6 +1,7 @@
 """The scores of a checkpoint, from the files that its training run and its evaluation left beside it."""
 
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,7 @@ class Results:
         again = self.evaluation
         if self.measured_later or not again:
             return False
-        same = self.is_of(again["split"], again["data"])
-        return same and agree(again["scores"], self.scores)
+        return self.is_of(again["split"], again["data"]) and agree(again["scores"], self.scores)
 
     def is_of(self, split: str, data: dict[str, Any]) -> bool:
         """Whether the scores were measured on this split: as many rows of the same files, or of the same data set."""
@@ -83,15 +83,17 @@ def read_results(folder: Path) -> Results:
         return Results(run, measured, evaluation, "test", evaluation["scores"], measured_later=True)
     has_test = any(name.startswith(PREFIXES["test"]) for name in measured)
     split = "test" if has_test else "validation"
-    return Results(run, measured, evaluation, split, _scores(measured, PREFIXES[split]))
+    return Results(run, measured, evaluation, split, scores_of(measured, PREFIXES[split]))
 
 
 def agree(measured: dict[str, float], claimed: dict[str, float], tolerance: float = EQUAL) -> bool:
     """Whether all claimed scores were measured, up to a tolerance, which is relative above 1, as for perplexities."""
-    return all(
-        name in measured and abs(measured[name] - value) <= tolerance * max(1.0, abs(value))
-        for name, value in claimed.items()
-    )
+    for name, value in claimed.items():
+        if name not in measured:
+            return False
+        if not isclose(measured[name], value, rel_tol=tolerance, abs_tol=tolerance):
+            return False
+    return True
 
 
 def in_words(metric: str) -> str:
@@ -101,8 +103,9 @@ def in_words(metric: str) -> str:
     return metric.replace("_f1", "-F1").replace("_", " ")
 
 
-def _scores(measured: dict[str, Any], prefix: str) -> dict[str, float]:
-    names = [name for name in measured if name.startswith(prefix)]
-    recalls = [name for name in names if name.startswith(prefix + RECALL)]
-    overall = [name for metric in METRICS if (name := prefix + metric) in names]
-    return {name.removeprefix(prefix): measured[name] for name in overall + recalls if measured[name] is not None}
+def scores_of(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
+    """The scores among the metrics with this prefix: overall ones, then the recall of each class."""
+    scores = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    overall = {name: scores[name] for name in METRICS if name in scores}
+    recalls = {name: value for name, value in scores.items() if name.startswith(RECALL)}
+    return overall | recalls

@@ -108,7 +108,7 @@ def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     return {
         "accuracy": evaluation.scores["accuracy"],
         "negative_share": evaluation.negative_share,
-        "accuracy_without_negatives": evaluation.accuracy_without_negatives,
+        "accuracy_without_negatives": evaluation.without_negatives,
         "consistent_heads": None if share is None else int((share >= CONSISTENT).sum()),
         "heads": None if share is None else share.numel(),
     }

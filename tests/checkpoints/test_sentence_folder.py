@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -115,40 +114,28 @@ def test_an_encoder_that_sentence_transformers_would_load_as_a_stock_one_is_refu
         convert_checkpoint(tmp_path / "st", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("paths", "kind", "message"),
-    [
-        ([""], "StaticEmbedding", "without a Transformer"),
-        (["", "../elsewhere"], "Transformer", "modules outside its folder"),
-    ],
-)
-def test_a_folder_without_a_transformer_or_with_a_module_outside_is_refused(paths, kind, message, tmp_path):
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path in paths]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match=message):
-        convert_checkpoint(tmp_path, tmp_path / "out")
+def test_a_folder_without_a_transformer_is_refused_and_no_module_outside_is_copied(source, tmp_path):
+    folder = shutil.copytree(source[0], tmp_path / "st")
+    (tmp_path / "elsewhere").mkdir()
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"path": "../elsewhere", "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    convert_checkpoint(folder, tmp_path / "out/signed")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["signed"]
+    (folder / "modules.json").write_text(json.dumps(modules[1:]))
+    with pytest.raises(ValueError, match="without a Transformer"):
+        convert_checkpoint(folder, tmp_path / "other")
 
 
-@contextmanager
-def on_the_hub(folder, home):
-    """A Hub with the folder as alice/st, and the function that runs commands of alice."""
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with Hub({"hf_alice": "alice"}) as hub, alice(hub, home) as run:
+def test_a_name_on_the_hub_is_converted_with_all_its_files(source, converted, tmp_path):
+    files = {file.relative_to(source[0]).as_posix(): file.read_bytes() for file in source[0].rglob("*.*")}
+    files["2_Dense/pytorch_model.bin"] = b"older weights"
+    with Hub({"hf_alice": "alice"}) as hub, alice(hub, tmp_path / "home") as run:
         hub.create("alice/st", files)
-        yield hub, run
-
-
-def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):
-    folder, _ = converted["source"]
-    with on_the_hub(source[0], tmp_path / "home") as (hub, run):
-        refused = run("convert", "alice/st", tmp_path / "out", "--attn-activation", "tanmax")
-        assert (refused.exit_code, "tanmax" in refused.stderr) == (2, True), refused.stderr
-        assert not any("model.safetensors" in path for _, path in hub.requests)
         done = run("convert", "alice/st", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    there, here = (
-        {file.relative_to(at) for file in at.rglob("*") if file.is_file()} for at in (folder, tmp_path / "out")
-    )
-    assert here == there
-    for name in ("model.safetensors", "modules.json", "2_Dense/model.safetensors"):
-        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    expected = converted["source"][0]
+    for file in expected.rglob("*.*"):
+        if file.suffix != ".py":
+            assert (tmp_path / "out" / file.relative_to(expected)).read_bytes() == file.read_bytes(), file
+    assert (tmp_path / "out/2_Dense/pytorch_model.bin").read_bytes() == b"older weights"

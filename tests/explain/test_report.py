@@ -51,7 +51,7 @@ def test_the_scores_of_a_loaded_checkpoint_are_those_of_the_method_by_word(check
         (("{folder}", TEXT, "--method", "rolout"), 'Did you mean "rollout"?'),
         (("{folder}", TEXT, "--figure", "head"), "got 'head'"),
         (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; choose 0 to 2"),
-        (("{folder}/absent", TEXT), "there is none"),
+        (("{folder}/absent", TEXT), "expected a folder with config.json"),
         (("{folder}", TEXT, "--output", "{folder}/config.json"), "config.json"),
         (("{digits}", "{folder}/config.json"), "cannot be read as one"),
     ],

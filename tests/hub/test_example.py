@@ -74,39 +74,25 @@ def test_the_example_of_the_committed_encoder_embeds_sentences(offline, monkeypa
     assert run((ENCODER / "README.md").read_text(encoding="utf-8"))["vectors"].shape == (2, 384)
 
 
-def test_committed_weights_are_small_but_for_two_in_half_precision():
-    sizes = {folder.name: (folder / "model.safetensors").stat().st_size for folder in WITH_WEIGHTS}
-    for name in ("sst2-minilm-tanhmax", ENCODER.name):
-        assert sizes.pop(name, 0) < 50_000_000  # missing from the sdist
-    assert len(sizes) >= 8
-    assert max(sizes.values()) < 10_000_000
-
-
 @pytest.mark.parametrize("model_class", [*TEXT_MODELS, None], ids=lambda head: head.__name__ if head else "images")
 def test_the_example_of_a_users_model_runs_in_its_folder(model_class, offline, tmp_path, monkeypatch, capsys):
     save_text_model(model_class, tmp_path) if model_class else save_image_model(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
     assert capsys.readouterr().out
-    for file in tmp_path.glob("*.py"):
-        file.unlink()
-    assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
 
 
-@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
-def test_the_example_sees_an_image_as_training_does(mode, tmp_path):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8))
-    image = image.quantize(9) if mode == "P" else image.convert(mode)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    file = tmp_path / "image.png"
-    image.save(file, exif=exif)
+def test_the_example_sees_an_image_as_training_does(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "image.png", exif=turned)  # with transparent pixels
     save_image_model(tmp_path)
     example = example_of(build_model_card(tmp_path).text).splitlines()
     lines = [line for line in example if "exif_transpose" in line or "alpha_composite" in line]
-    variables = {"Image": Image, "ImageOps": ImageOps, "image": Image.open(file)}
+    variables = {"Image": Image, "ImageOps": ImageOps, "image": Image.open(tmp_path / "image.png")}
     exec("\n".join(lines), variables)
-    np.testing.assert_array_equal(variables["image"], open_image(file))
+    np.testing.assert_array_equal(variables["image"], open_image(tmp_path / "image.png"))
 
 
 def example_with(folder, **fields):

@@ -100,7 +100,7 @@ def sentence_encoder(transformer: PreTrainedModel, tokenizer: Any, folder: Sente
         return transformer
     with extra("sentences"):
         from sentence_transformers.util import import_from_string
-    name, settings, parts = folder.name or folder.folder, folder.settings, []
+    name, settings, parts = folder.folder, folder.settings, []
     for module in folder.modules:
         if not module["type"].startswith("sentence_transformers."):
             raise ValueError(
