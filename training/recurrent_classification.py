@@ -35,7 +35,7 @@ from hf_bidir.finetune.models import (
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.hub.card import write_card
-from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, CLASSIFIER_SCOPES
+from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SCORES, CLASSIFIER_SCOPES
 from hf_bidir.recurrent.options import RecurrentArguments, recurrent_config
 
 HEAD = "AutoModelForSequenceClassification"
@@ -47,7 +47,6 @@ class RnnModelArguments(RecurrentArguments):
 
     encoder: str = option("none", "From scratch: the encoder, none (attention over the embeddings), lstm or gru.")
     attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
-    attn_query: str = option("learned", "From scratch: the query of attention.", choices=list(ATTN_QUERIES))
     attn_scale: float = option(5.0, "From scratch: the divisor of the per-token score.")
     attn_scope: str = option(
         "global",

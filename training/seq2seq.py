@@ -68,9 +68,6 @@ class Seq2SeqModelArguments(RecurrentArguments, AdapterArguments):
     lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
     unit: str = option("word", "From scratch: the unit of a token.", choices=list(UNITS))
     decoder_style: str = option("luong", "From scratch: the decoder architecture.", choices=list(DECODER_STYLES))
-    input_feeding: bool = option(
-        True, "From scratch: the Luong decoder also takes the previous attentional vector as input."
-    )
     attn_scope: str = option(
         "global",
         "From scratch: the source positions a step attends to: global, local-m (around the step's own position), "

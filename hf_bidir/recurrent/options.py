@@ -41,12 +41,11 @@ def recurrent_config(
     """
     fields = {name: value for name, value in vars(arguments).items() if name in FIELDS}
     fields |= attention_fields(arguments)
-    fields |= {"vocab_size": len(tokenizer), "max_position_embeddings": positions}
+    fields |= label_fields(names)
+    fields["vocab_size"] = len(tokenizer)
+    fields["max_position_embeddings"] = positions
     fields["pad_token_id"] = tokenizer.pad_token_id
-    if names:
-        fields |= label_fields(names)
-    else:
-        fields["bos_token_id"] = fields["decoder_start_token_id"] = tokenizer.bos_token_id
-        fields["eos_token_id"] = tokenizer.eos_token_id
+    fields["bos_token_id"] = fields["decoder_start_token_id"] = tokenizer.bos_token_id
+    fields["eos_token_id"] = tokenizer.eos_token_id
     with as_input_error():
         return BidirRnnConfig(**fields)

@@ -1,10 +1,12 @@
 """Attention over the states of an encoder with one query: soft (a weighted sum), or hard (a single state), which is
 trained by REINFORCE (Williams 1992; Xu et al. 2015, section 4.1)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn import functional as F
 
 from hf_bidir.modeling.activations import activated, attention_changes
 
@@ -23,7 +25,10 @@ class Attended(NamedTuple):
 
 
 class BidirAlignment(nn.Module):
-    """Attention with one query over encoder states, both of this size: score, coefficients, selection."""
+    """Attention with one query over encoder states, both of this size: score, coefficients, selection.
+
+    The query is a state of a decoder, or in a classifier a learned vector. Some scores have no query.
+    """
 
     changes = attention_changes  # of running calls, by layer
 
@@ -32,76 +37,60 @@ class BidirAlignment(nn.Module):
         self.config = config
         self.signed_index = 0  # its place among the signed layers of the model
         self.score = SCORES[config.attn_score](size, config)
-        if config.attn_scope == "local-p":
-            hidden, place = nn.Linear(size, size, bias=False), nn.Linear(size, 1, bias=False)
-            self.place = nn.Sequential(hidden, nn.Tanh(), place)
-
-    def forward(
-        self, query: Tensor | None, states: Tensor, keep: Tensor, step: int = 0, values: Tensor | None = None
-    ) -> Attended:
-        """Attend as the config says; coefficients are 0 for keys not kept.
-
-        Args:
-            query: `[batch, size]`; None for scores without a query.
-            states, keep: `[batch, keys, size]`, and boolean `[batch, keys]`.
-            step: index of the decoder step, from 0; the centre for "local-m".
-            values: `[batch, keys, value_size]`; by default the states.
-        """
-        coefficients = self.coefficients(query, states, keep[:, None, None], step)
-        values = (states if values is None else values).unsqueeze(1)
-        if self.config.attn_selection == "soft":
-            return Attended((coefficients @ values).flatten(1), coefficients)
-        context, log_probability = select_one(coefficients, values, sample=self.training)
-        return Attended(context.flatten(1), coefficients, log_probability.flatten())
-
-    def coefficients(self, query: Tensor | None, states: Tensor, keep: Tensor, step: int) -> Tensor:
-        """The coefficients `[batch, 1, 1, keys]`; `keep` has the same shape."""
-        queries = None if query is None else query.unsqueeze(1)
-        scores = self.score(queries, states).unsqueeze(1)
-        weight: Tensor | float = 1.0
-        if self.config.attn_window is not None:
-            keep, weight = self._local(query, keep, step)  # type: ignore[arg-type]  # scores with a query alone
-        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
-        coefficients = weight * self.activated(scores, keep, softmax=change is not None and change.softmax)
-        return coefficients if change is None else change.edited(coefficients)
-
-    def _local(self, query: Tensor, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
-        """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""
-        window = self.config.attn_window
-        positions = torch.arange(keep.shape[-1], device=keep.device)
-        weight: Tensor | float = 1.0
-        if self.config.attn_scope == "local-m":
-            distance = positions - step
-        else:
-            share = torch.sigmoid(self.place(query))[:, None, None]
-            length = keep.sum(-1, keepdim=True)
-            distance = positions - length * share
-            weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
-        return keep & (distance.abs() <= window), weight
-
-    def activated(self, scores: Tensor, keep: Tensor, softmax: bool = False) -> Tensor:
-        """The coefficients of scores and a keep-mask `[batch, 1, 1, keys]`."""
-        activation = "softmax" if softmax else self.config.attn_activation
-        return activated(scores, keep, activation, self.config.attn_negative_mass)
-
-
-class BidirAttentionPooling(BidirAlignment):
-    """Pools a text into one vector, `Σ_i a_i v_i`, with signed coefficients `a_i` and one value per position."""
-
-    def __init__(self, config: BidirRnnConfig, size: int):
-        super().__init__(config, size)
-        learned = config.attn_query == "learned" and config.attn_score not in SCORES_ALONE
-        self.query = nn.Parameter(torch.empty(size)) if learned else None
+        self.query = None
+        if config.decoder_style is None and config.attn_score not in SCORES_ALONE:
+            self.query = nn.Parameter(torch.empty(size))
         self.value: nn.Module = nn.Identity()
         self.output_size = size
         if config.attn_score == "per_token":
             self.value = nn.Linear(size, config.hidden_size)
             self.output_size = config.hidden_size
+        if config.attn_scope == "local-p":
+            hidden, place = nn.Linear(size, size, bias=False), nn.Linear(size, 1, bias=False)
+            self.place = nn.Sequential(hidden, nn.Tanh(), place)
 
-    def forward(self, states: Tensor, keep: Tensor, last: Tensor | None = None) -> Attended:  # type: ignore[override]
-        """Attend with the learned query, or with `last`, the encoder's last state `[batch, size]`."""
-        query = last if self.query is None else self.query.expand(len(states), -1)
-        return super().forward(query, states, keep, values=self.value(states))
+    def forward(self, states: Tensor, keep: Tensor, query: Tensor | None = None, step: int = 0) -> Attended:
+        """Attend as the config says; coefficients are 0 for keys not kept.
+
+        Args:
+            states, keep: `[batch, keys, size]`, and boolean `[batch, keys]`.
+            query: `[batch, 1, size]`, of a decoder.
+            step: index of the decoder step, from 0; the centre for "local-m".
+        """
+        if self.query is not None:
+            query = self.query.expand(len(states), 1, -1)
+        coefficients = self.coefficients(query, states, keep[:, None, None], step)
+        values = self.value(states).unsqueeze(1)
+        if self.config.attn_selection == "soft":
+            return Attended((coefficients @ values).flatten(1), coefficients)
+        context, log_probability = select_one(coefficients, values, sample=self.training)
+        return Attended(context.flatten(1), coefficients, log_probability.flatten())
+
+    def coefficients(self, query: Any, states: Tensor, keep: Tensor, step: int) -> Tensor:
+        """The coefficients `[batch, 1, 1, keys]`; `keep` has the same shape."""
+        scores = self.score(query, states).unsqueeze(1)
+        keep, weight = self._local(query, keep, step)
+        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
+        is_softmax = change is not None and change.softmax
+        activation = "softmax" if is_softmax else self.config.attn_activation
+        coefficients = weight * activated(scores, keep, activation, self.config.attn_negative_mass)
+        return coefficients if change is None else change.edited(coefficients)
+
+    def _local(self, query: Any, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
+        """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""
+        window = self.config.attn_window
+        weight: Tensor | float = 1.0
+        if not window:
+            return keep, weight
+        positions = torch.arange(keep.shape[-1], device=keep.device)
+        if self.config.attn_scope == "local-m":
+            distance = positions - step
+        else:
+            share = torch.sigmoid(self.place(query)).unsqueeze(1)
+            length = keep.sum(-1, keepdim=True)
+            distance = positions - length * share
+            weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
+        return keep & (distance.abs() <= window), weight
 
 
 def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
@@ -115,16 +104,10 @@ def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tens
     """
     empty = (coefficients == 0).all(-1, keepdim=True)
     weights = coefficients.abs().masked_fill(empty, 1.0)
-    probability = weights / weights.sum(-1, keepdim=True)
-    if sample:
-        rows = probability.detach().flatten(0, -2)
-        index = torch.multinomial(rows, 1).view_as(empty)
-    else:
-        index = weights.argmax(-1, keepdim=True)
-    sign = coefficients.gather(-1, index).sign()
-    selection = torch.zeros_like(coefficients).scatter(-1, index, sign)
-    log_probability = probability.gather(-1, index).log()
-    return selection @ values, log_probability.squeeze(-1)
+    distribution = Categorical(weights, validate_args=False)
+    index = distribution.sample() if sample else weights.argmax(-1)
+    selection = F.one_hot(index, coefficients.shape[-1]) * coefficients.sign()
+    return selection @ values, distribution.log_prob(index)
 
 
 class Reinforce(nn.Module):

@@ -7,9 +7,10 @@ from transformers import PretrainedConfig
 
 from .activations import checked_negative_mass, get_attn_activation
 
+from .scores import SCORES
+
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
-ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", *SCORES_ALONE)
-ATTN_QUERIES = ("learned", "last")
+ATTN_SCORES = tuple(SCORES)
 ATTN_SELECTIONS = ("soft", "hard")
 DECODER_STYLES = ("luong", "bahdanau")
 CLASSIFIER_SCOPES = ("global", "local-p")
@@ -17,7 +18,6 @@ DECODER_SCOPES = (*CLASSIFIER_SCOPES, "local-m", "none")
 CHOICES = {
     "encoder": ("none", "lstm", "gru"),
     "attn_score": ATTN_SCORES,
-    "attn_query": ATTN_QUERIES,
     "attn_selection": ATTN_SELECTIONS,
     "decoder_style": (None, *DECODER_STYLES),
 }
@@ -29,7 +29,6 @@ FIELDS: dict[str, Any] = {
     "num_rnn_layers": 1,
     "bidirectional": False,
     "attn_score": "per_token",
-    "attn_query": "learned",
     "attn_scale": 5.0,
     "attn_scope": "global",
     "attn_window": None,
@@ -42,7 +41,6 @@ FIELDS: dict[str, Any] = {
     "max_position_embeddings": 512,
     "pad_token_id": 0,
     "decoder_style": None,
-    "input_feeding": True,
 }
 CLASSIFIER_CODE = {
     "AutoModel": "modeling_bidir_rnn.BidirRnnModel",
@@ -64,14 +62,12 @@ class BidirRnnConfig(PretrainedConfig):
         num_rnn_layers: number of encoder layers.
         bidirectional: run the encoder in both directions, which doubles the width of its states.
         attn_score: a name in `scores.py`. "per_token" (the paper's) also has values `W_v h`; with the others, the
-            values are the states themselves.
-        attn_query: the query of scores that have one: "learned", a parameter vector (Yang et al. 2016), or "last", the
-            encoder's last state.
+            values are the states themselves. In a classifier, the query of scores that have one is a learned vector
+            (Yang et al. 2016).
         attn_scale: divisor of the per-token score.
         decoder_style: None for a classifier. For `BidirRnnForSeq2SeqLM` "luong", whose query is the state of the
-            current step, or "bahdanau", whose query is the state of the previous step.
-        input_feeding: feed the attentional vector of the previous step (context and state, combined) into Luong's
-            decoder.
+            current step, and whose input is also the attentional vector of the previous step (context and state,
+            combined), or "bahdanau", whose query is the state of the previous step.
         attn_scope: "global"; with scores that have a query also "local-p", the positions at most `attn_window` from one
             that is predicted from the query, weighted by a Gaussian (Luong et al. 2015, section 3.2). With a decoder
             also "local-m", those around the index of the step (same section), and "none": no attention; the context of
@@ -109,11 +105,9 @@ class BidirRnnConfig(PretrainedConfig):
         self.check_scope()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field; a negative mass may be the only entry of a list, as that of the only layer or head."""
+        """Set a field; ValueError for a negative mass out of range."""
         if name == "attn_negative_mass":
-            while isinstance(value, list | tuple) and len(value) == 1:
-                value = value[0]
-            value = float(checked_negative_mass(value))
+            value = checked_negative_mass(value)
         super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -133,11 +127,11 @@ class BidirRnnConfig(PretrainedConfig):
                 f'attn_scope="{scope}" is not available with attn_score="{self.attn_score}" and '
                 f"decoder_style={self.decoder_style}; choose one of: {', '.join(scopes)}."
             )
-        is_local = scope.startswith("local")
-        if is_local and (window or 0) < 1:
-            raise ValueError(f'expected an attn_window of at least 1 for attn_scope="{scope}"; got {window}.')
-        if not is_local and window is not None:
-            raise ValueError(f'expected no attn_window for attn_scope="{scope}"; got {window}.')
+        if scope.startswith("local") != bool(window):
+            raise ValueError(
+                f"expected an attn_window of at least 1 for a local attn_scope, and None for another; got {window} for "
+                f'attn_scope="{scope}".'
+            )
 
     def _check(self) -> None:
         get_attn_activation(self.attn_activation)
@@ -146,17 +140,13 @@ class BidirRnnConfig(PretrainedConfig):
             if value not in known:
                 raise ValueError(f'{field}="{value}" is not known; choose one of: {", ".join(map(str, known))}.')
         without_encoder = self.encoder == "none"
-        if without_encoder and (self.bidirectional or self.attn_query == "last"):
-            raise ValueError(
-                'bidirectional=True and attn_query="last" need an encoder, "lstm" or "gru"; encoder is "none".'
-            )
+        if without_encoder and self.bidirectional:
+            raise ValueError('bidirectional=True needs an encoder, "lstm" or "gru"; encoder is "none".')
         if self.decoder_style and (without_encoder or self.attn_score in SCORES_ALONE):
             raise ValueError(
                 f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
                 f'encoder="{self.encoder}" and attn_score="{self.attn_score}".'
             )
-        if self.attn_scope == "none" and self.attn_selection == "hard":
-            raise ValueError('attn_selection="hard" needs attention; attn_scope is "none".')
 
 
 def write_code(folder: Path) -> None:

@@ -2,6 +2,7 @@
 et al. 2015)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,7 @@ from transformers.utils import can_return_tuple
 from .activations import tanhmax  # noqa: F401  transformers 5.0 copies what this file imports, alone
 
 from .configuration_bidir_rnn import BidirRnnConfig
-from .recurrent_attention import Attended, BidirAlignment, BidirAttentionPooling, Reinforce
-from .scores import PositionalFeedForwardScore
+from .recurrent_attention import Attended, BidirAlignment, Reinforce
 
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
@@ -37,31 +37,58 @@ class BidirRnnPreTrainedModel(PreTrainedModel):
     attends_between_tokens = False  # a single query attends to the whole input
     _input_embed_layer = "embeddings"
 
-    def returns(self, output: str, requested: bool | None) -> bool:
-        """Whether a call returns this output, as it requests, or by default as the config says."""
-        return getattr(self.config, output) if requested is None else requested
-
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase):
             module.reset_parameters()
-        elif isinstance(module, BidirAttentionPooling) and module.query is not None:
+        elif isinstance(module, BidirAlignment) and module.query is not None:
             nn.init.normal_(module.query, std=len(module.query) ** -0.5)
-        elif isinstance(module, PositionalFeedForwardScore):
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        else:
+            super()._init_weights(module)
 
 
-class BidirRnnModel(BidirRnnPreTrainedModel):
-    """Embedding, recurrent encoder and attention over time."""
+class RnnEncoder(BidirRnnPreTrainedModel):
+    """Embedding and recurrent layers; with `encoder="none"` the embedding alone."""
 
     def __init__(self, config: BidirRnnConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        self.encoder = None if config.encoder == "none" else recurrent_layers(config)
-        size = config.embedding_size if self.encoder is None else state_size(config)
-        self.attention = BidirAttentionPooling(config, size)
+        self.encoder: nn.LSTM | nn.GRU | None = None
+        self.size = config.embedding_size  # of the states
+        if config.encoder != "none":
+            self.size = config.hidden_size * (2 if config.bidirectional else 1)
+            self.encoder = LAYERS[config.encoder](
+                config.embedding_size,
+                config.hidden_size,
+                config.num_rnn_layers,
+                batch_first=True,
+                bidirectional=config.bidirectional,
+            )
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ):
+        """Encode `[batch, length]` into states `[batch, length, size]`; `pooler_output` is the last state."""
+        if inputs_embeds is None:
+            inputs_embeds = self.embeddings(input_ids)
+        embedded = self.embedding_dropout(inputs_embeds)
+        states, last = embedded, None
+        if self.encoder is not None:
+            keep = keep_mask(self.config, input_ids, attention_mask, embedded)
+            states, last = encode(self.encoder, embedded, keep)
+        return BaseModelOutputWithPooling(states, last, hidden_states=(embedded, states))
+
+
+class BidirRnnModel(RnnEncoder):
+    """Embedding, recurrent encoder and attention over time."""
+
+    def __init__(self, config: BidirRnnConfig):
+        super().__init__(config)
+        self.attention = BidirAlignment(config, self.size)
         self.post_init()
 
     @can_return_tuple
@@ -89,38 +116,21 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         Raises:
             ValueError: padding that is not on the right.
         """
-        if inputs_embeds is None:
-            inputs_embeds = self.embeddings(input_ids)
-        keep = keep_mask(self.config, input_ids, attention_mask, inputs_embeds)
-        states = embedded = self.embedding_dropout(inputs_embeds)
-        last = None
-        if self.encoder is not None:
-            states, last = encode(self.encoder, embedded, keep)
-        attended = self.attention(states, keep, last)
-        has_attentions = self.returns("output_attentions", output_attentions)
-        has_states = self.returns("output_hidden_states", output_hidden_states)
+        encoded = super().forward(input_ids, attention_mask, inputs_embeds)
+        states = encoded.last_hidden_state
+        keep = keep_mask(self.config, input_ids, attention_mask, states)
+        attended = self.attention(states, keep)
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         return BidirRnnOutput(
             last_hidden_state=states,
             pooler_output=attended.context,
-            hidden_states=(embedded, states) if has_states else None,
-            attentions=(attended.coefficients,) if has_attentions else None,
+            hidden_states=encoded.hidden_states if output_hidden_states else None,
+            attentions=(attended.coefficients,) if output_attentions else None,
             log_probability=attended.log_probability,
         )
-
-
-def recurrent_layers(config: BidirRnnConfig) -> nn.LSTM | nn.GRU:
-    return LAYERS[config.encoder](
-        config.embedding_size,
-        config.hidden_size,
-        config.num_rnn_layers,
-        batch_first=True,
-        bidirectional=config.bidirectional,
-    )
-
-
-def state_size(config: BidirRnnConfig) -> int:
-    """The width of the encoder's states."""
-    return config.hidden_size * (2 if config.bidirectional else 1)
 
 
 def keep_mask(config: BidirRnnConfig, input_ids: Tensor | None, mask: Tensor | None, embedded: Tensor) -> Tensor:
@@ -190,41 +200,18 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         return self.reinforce(F.cross_entropy(logits, labels, reduction="none"), log_probability)
 
 
-class RnnEncoder(nn.Module):
-    """Embedding and recurrent layers."""
-
-    main_input_name = "input_ids"  # `generate` reads this attribute
-
-    def __init__(self, config: BidirRnnConfig):
-        super().__init__()
-        self.config = config
-        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = recurrent_layers(config)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> BaseModelOutputWithPooling:
-        """Encode `[batch, length]` into states `[batch, length, size]`; `pooler_output` is the last state."""
-        embedded = self.embeddings(input_ids)
-        keep = keep_mask(self.config, input_ids, attention_mask, embedded)
-        states, last = encode(self.layers, self.dropout(embedded), keep)
-        return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=last)
-
-
 class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
     """Encoder and decoder; `generate` supports greedy and beam search, without a cache."""
-
-    base_model_prefix = "model"
 
     def __init__(self, config: BidirRnnConfig):
         if config.decoder_style is None:
             raise ValueError('BidirRnnForSeq2SeqLM needs a config with decoder_style="luong" or "bahdanau"; got None.')
         super().__init__(config)
-        size = state_size(config)
         self.encoder = RnnEncoder(config)
+        size = self.encoder.size
         self.start = nn.Linear(size, size)
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.feeds = config.decoder_style == "bahdanau" or config.input_feeding  # a vector beside the embedding
-        self.cell = CELLS[config.encoder](config.embedding_size + (size if self.feeds else 0), size)
+        self.cell = CELLS[config.encoder](config.embedding_size + size, size)
         self.attention = None if config.attn_scope == "none" else BidirAlignment(config, size)
         self.combine = nn.Linear(2 * size, size)
         self.dropout = nn.Dropout(config.dropout)
@@ -232,12 +219,6 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         self.reinforce = Reinforce() if config.attn_selection == "hard" else None
         self.generation_config.use_cache = False  # every step recomputes the earlier ones, since sentences are short
         self.post_init()
-
-    def get_encoder(self, *_, **__) -> nn.Module:
-        return self.encoder
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.encoder.embeddings
 
     @can_return_tuple
     def forward(
@@ -259,16 +240,20 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: neither `decoder_input_ids` nor `labels`, or padding that is not on the right.
         """
-        if decoder_input_ids is None and labels is None:
-            raise ValueError("expected decoder_input_ids [batch, steps] or labels; to generate text, call generate.")
         if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError(
+                    "expected decoder_input_ids [batch, steps] or labels; to generate text, call generate."
+                )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         keep = keep_mask(self.config, input_ids, attention_mask, encoder_outputs["last_hidden_state"])
         attended = self._attended(decoder_input_ids, encoder_outputs, keep)
         logits = self.lm_head(self.dropout(attended.context))
-        has_attentions = self.returns("output_attentions", output_attentions) and self.attention is not None
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        has_attentions = output_attentions and self.attention is not None
         return Seq2SeqLMOutput(
             loss=None if labels is None else self._loss(logits, labels, attended.log_probability),
             logits=logits,
@@ -288,15 +273,15 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         steps = []
         for step, inputs in enumerate(self.embeddings(ids).unbind(1)):
             if aligns_first and self.attention is not None:
-                attended = self.attention(hidden, states, keep, step)
-            if self.feeds:
-                inputs = torch.cat([inputs, attended.context if aligns_first else vector], 1)
+                attended = self.attention(states, keep, hidden.unsqueeze(1), step)
+            fed = attended.context if aligns_first else vector
+            inputs = torch.cat([inputs, fed], 1)
             if isinstance(self.cell, nn.LSTMCell):
                 hidden, cell_state = self.cell(inputs, (hidden, cell_state))
             else:
                 hidden = self.cell(inputs, hidden)
             if not aligns_first and self.attention is not None:
-                attended = self.attention(hidden, states, keep, step)
+                attended = self.attention(states, keep, hidden.unsqueeze(1), step)
             vector = torch.tanh(self.combine(torch.cat([attended.context, hidden], 1)))
             steps.append(attended._replace(context=vector))
         vectors, coefficients, log_probabilities = zip(*steps, strict=True)
@@ -312,20 +297,10 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         shifted[:, 0] = self.config.decoder_start_token_id
         return shifted.masked_fill_(shifted == IGNORED, self.config.pad_token_id)
 
-    def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, log_probability: Any) -> Tensor:
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
         counted = labels != IGNORED
         if self.reinforce is None:
             return losses.sum() / counted.sum().clamp_min(1)
         per_text = losses.sum(1) / counted.sum(1).clamp_min(1)
         return self.reinforce(per_text, (log_probability * counted).sum(1))
-
-    def prepare_inputs_for_generation(
-        self, decoder_input_ids: Tensor, encoder_outputs=None, attention_mask=None, **kwargs
-    ):
-        """The inputs of `forward` in a step of `generate`, with all tokens generated so far; drops `labels`."""
-        return {
-            "decoder_input_ids": decoder_input_ids,
-            "encoder_outputs": encoder_outputs,
-            "attention_mask": attention_mask,
-        }

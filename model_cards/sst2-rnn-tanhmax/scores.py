@@ -7,14 +7,13 @@ attention activation turns into coefficients. The last three use no query and re
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from .configuration_bidir_rnn import BidirRnnConfig
+from transformers import PretrainedConfig
 
 
 class DotScore(nn.Module):
     """`s · h` (Luong et al. 2015, equation 7)."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -38,7 +37,7 @@ class ContentScore(DotScore):
 class GeneralScore(nn.Module):
     """`s · W h` (Luong et al. 2015, equation 7)."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
         self.key = nn.Linear(size, size, bias=False)
 
@@ -49,7 +48,7 @@ class GeneralScore(nn.Module):
 class AdditiveScore(nn.Module):
     """`v · tanh(W_1 s + W_2 h)` (Bahdanau, Cho, Bengio 2015; "concat" of Luong et al. 2015)."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
         self.query = nn.Linear(size, config.hidden_size)
         self.key = nn.Linear(size, config.hidden_size, bias=False)
@@ -63,7 +62,7 @@ class AdditiveScore(nn.Module):
 class LocationScore(nn.Module):
     """`W s`: one score per position, independent of the keys (Luong et al. 2015, equation 8)."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
         self.position = nn.Linear(size, config.max_position_embeddings, bias=False)
 
@@ -74,7 +73,7 @@ class LocationScore(nn.Module):
 class PerTokenScore(nn.Module):
     """`q_i · k_i / scale` with `q = W_q h + b_q` and `k = W_k h + b_k` (Huang, Yang, Wang 2024)."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
         self.query = nn.Linear(size, config.hidden_size)
         self.key = nn.Linear(size, config.hidden_size)
@@ -88,7 +87,7 @@ class PerTokenScore(nn.Module):
 class FeedForwardScore(nn.Module):
     """`tanh(w · h_i + b)`, in (-1, 1): the attention layer of many LSTM tutorials, with one bias."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
         self.score = nn.Linear(size, 1)
 
@@ -99,7 +98,7 @@ class FeedForwardScore(nn.Module):
 class PositionalFeedForwardScore(nn.Module):
     """`tanh(w · h_i + b_i)`, in (-1, 1): that layer as published, with a bias per position, `b` `[max_length]`."""
 
-    def __init__(self, size: int, config: BidirRnnConfig):
+    def __init__(self, size: int, config: PretrainedConfig):
         super().__init__()
         self.score = nn.Linear(size, 1, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.max_position_embeddings))

@@ -59,15 +59,19 @@ def test_the_papers_model_is_its_formula_written_out():
     assert_close(outputs.attentions[0][0, 0, 0], coefficients)
 
 
-def test_with_other_scores_the_values_are_the_states_and_the_query_is_learned_or_the_last_state():
-    for query in ("learned", "last"):
-        model, batch = model_of("lstm", "dot", attn_query=query), texts()
-        outputs = model(**batch, output_hidden_states=True)
-        states = outputs.hidden_states[-1]
-        ends = torch.cat([states[torch.arange(3), batch["attention_mask"].sum(1) - 1, :4], states[:, 0, 4:]], 1)
-        vectors = ends if query == "last" else model.rnn.attention.query.expand(3, -1)
-        coefficients = tanhmax((states @ vectors.unsqueeze(2)).squeeze(2), batch["attention_mask"].bool())
-        assert_close(outputs.logits, model.classifier(torch.einsum("bk,bks->bs", coefficients, states)))
+def test_with_other_scores_the_values_are_the_states_and_the_query_is_learned():
+    model, batch = model_of("lstm", "dot"), texts()
+    outputs = model(**batch, output_hidden_states=True)
+    states = outputs.hidden_states[-1]
+    coefficients = tanhmax(states @ model.rnn.attention.query, batch["attention_mask"].bool())
+    assert_close(outputs.logits, model.classifier(torch.einsum("bk,bks->bs", coefficients, states)))
+
+
+def test_an_encoder_ends_with_the_last_state_of_each_text_in_both_directions():
+    model, batch = translator(encoder="lstm", bidirectional=True), texts()
+    states, last = model.encoder(**batch).to_tuple()[:2]
+    ends = states[torch.arange(3), batch["attention_mask"].sum(1) - 1, :4]
+    assert_close(last, torch.cat([ends, states[:, 0, 4:]], 1))
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
@@ -97,12 +101,10 @@ def test_hard_selection_passes_one_value_alone_is_trained_and_never_draws_paddin
     assert_close(drawn.abs(), drawn[:1].abs().expand(20, -1))
 
 
-def test_a_negative_mass_for_the_only_head_is_that_of_the_model():
-    masses = [BidirRnnConfig(attn_negative_mass=mass).attn_negative_mass for mass in (0.3, [0.3], [[0.3]])]
-    assert masses == [0.3] * 3
-    for mass in (2.0, [0.1, 0.2], "all"):
+def test_a_negative_mass_that_is_no_number_between_0_and_1_is_refused_when_it_is_set():
+    for mass in (2.0, [0.1]):
         with pytest.raises(ValueError, match="negative mass must lie in"):
-            model_of().config.attn_negative_mass = mass
+            BidirRnnConfig().attn_negative_mass = mass
 
 
 def attended(model, state, states, step):
@@ -127,13 +129,12 @@ def attended(model, state, states, step):
     "config",
     [
         {},
-        {"input_feeding": False, "attn_score": "additive"},
         {"encoder": "lstm", "bidirectional": True, **LOCAL},
         {"decoder_style": "bahdanau", "attn_score": "additive"},
         {"decoder_style": "bahdanau", "encoder": "lstm", "attn_scope": "local-m", "attn_window": 1},
         {"attn_selection": "hard"},
     ],
-    ids=["luong", "without input feeding", "local-p", "bahdanau", "local-m", "hard"],
+    ids=["luong", "local-p", "bahdanau", "local-m", "hard"],
 )
 def test_the_steps_of_a_decoder_are_its_formulas_written_out(config):
     model, ids, words = translator(**config), texts()["input_ids"][:1], torch.tensor([[1, 7, 8]])
@@ -144,7 +145,7 @@ def test_the_steps_of_a_decoder_are_its_formulas_written_out(config):
     for step, word in enumerate(model.embeddings(words[0])):
         context, row = attended(model, hidden, states, step)
         fed = {"bahdanau": context, "luong": vector}[model.config.decoder_style]
-        inputs = torch.cat([word[None], fed], 1) if model.feeds else word[None]
+        inputs = torch.cat([word[None], fed], 1)
         if model.config.encoder == "lstm":
             hidden, cell = model.cell(inputs, (hidden, cell))
         else:
@@ -199,15 +200,14 @@ def test_a_decoder_generates_the_likeliest_word_again_and_again():
 REFUSED = {
     "none, lstm, gru": {"encoder": "rnn"},
     "tanhmax": {"attn_activation": "tanmax"},
-    'attn_query="last"': {"attn_query": "last"},
+    "bidirectional=True needs": {"bidirectional": True},
     'attn_score="per_token"': {"attn_scope": "local-p"},
     "global, local-p": {"attn_scope": "window", "attn_score": "dot"},
-    'no attn_window for attn_scope="global"; got 3': {"attn_window": 3},
+    'got 3 for attn_scope="global"': {"attn_window": 3},
     'encoder="none"': DECODER | {"encoder": "none"},
     'decoder_style="luong" .* attn_score="per_token"': DECODER | {"attn_score": "per_token"},
-    'attn_scope is "none"': DECODER | {"attn_scope": "none", "attn_selection": "hard"},
-    'attn_scope="local-m"; got None': DECODER | {"attn_scope": "local-m"},
-    'attn_scope="local-p"; got 0': DECODER | {"attn_scope": "local-p", "attn_window": 0},
+    'got None for attn_scope="local-m"': DECODER | {"attn_scope": "local-m"},
+    'got 0 for attn_scope="local-p"': DECODER | {"attn_scope": "local-p", "attn_window": 0},
 }
 
 
