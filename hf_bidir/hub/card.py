@@ -13,7 +13,7 @@ from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, read_card, rounded
-from hf_bidir.common.files import PREVIOUS, read_json
+from hf_bidir.common.files import PREVIOUS, read_json, replacing
 from hf_bidir.finetune.output_folder import MAY_CHANGE
 from hf_bidir.finetune.record import PLACE
 from hf_bidir.hub.files import matching
@@ -52,9 +52,11 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str = "main") -> Path:
-    """Save `build_model_card` of the same arguments as README.md."""
+    """Save `build_model_card` of the same arguments as README.md, atomically."""
     readme = Path(folder, CARD)
-    build_model_card(folder, repo_id, revision).save(readme)
+    card = build_model_card(folder, repo_id, revision)
+    with replacing(readme) as temporary:
+        card.save(temporary)
     return readme
 
 

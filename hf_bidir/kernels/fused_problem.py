@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.fused_blocks import TF32, TF32X3, WIDE, Code, Pairs, Problem, Rows
+from hf_bidir.kernels.fused_blocks import TF32, TF32X3, WIDE, Code, Pairs, Problem, Rows, tl
 from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
 
 LOG2_E = math.log2(math.e)
@@ -96,25 +96,33 @@ def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
     few = rows <= FEW_ROWS and inputs.seed is None and not inputs.causal and inputs.window is None
     if few:
         per_key = per_key and keep.shape[1] == 1
-    exact = dtype == torch.float32
-    # three products in tf32 are as exact as fp32, and run on the tensor cores
-    precision = TF32X3 if exact else TF32
-    if INTERPRETED and dtype == torch.bfloat16:
-        precision = WIDE
     return Code(
         head_size,
         value_size,
         power_of_2(head_size),
         power_of_2(value_size),
-        exact=exact,
+        exact=dtype == torch.float32,
         levelled=dtype != torch.bfloat16,
         causal=inputs.causal,
         per_key=per_key,
         unit=1 if places % UNIT else UNIT,
         wide=widest >= 2**31,
-        precision=precision.value,
+        precision=_precision(dtype).value,
         rows=power_of_2(max(16, rows)) if few else 0,
     )
+
+
+def _precision(dtype: torch.dtype) -> tl.constexpr:
+    """The precision of matrix products; of fp32 as set in torch.
+
+    Three products in tf32 are as exact as fp32, and run on the tensor cores.
+    """
+    if dtype != torch.float32:
+        return WIDE if INTERPRETED and dtype == torch.bfloat16 else TF32
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # reading allow_tf32 is an error once this was set
+        return TF32 if matmul.fp32_precision == "tf32" else TF32X3
+    return TF32 if matmul.allow_tf32 else TF32X3
 
 
 def power_of_2(size: int) -> int:

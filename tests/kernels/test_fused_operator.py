@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ triton = pytest.importorskip("triton")
 from hf_bidir.kernels import fused_attention as module  # noqa: E402
 from hf_bidir.kernels import fused_path  # noqa: E402
 from hf_bidir.kernels.fused_attention import fused_attention  # noqa: E402
+from hf_bidir.kernels.fused_blocks import TF32, TF32X3  # noqa: E402
 from hf_bidir.kernels.fused_problem import Inputs, prepared  # noqa: E402
 from hf_bidir.modeling.attention_call import AttentionCall  # noqa: E402
 
@@ -103,6 +105,20 @@ def test_without_a_gpu_the_kernel_is_refused_and_without_triton_its_error_says_h
         importlib.import_module("hf_bidir.kernels.fused_blocks")
 
 
+def aligned_inputs():
+    query = torch.empty(2, 64, 3, 16, device="meta").transpose(1, 2)
+    return Inputs(query, query, query, *[None] * 4, 1.0, None, 0.0, False, None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "precision"),
+    [({"fp32_precision": "tf32"}, TF32), ({"fp32_precision": "ieee"}, TF32X3), ({"allow_tf32": True}, TF32)],
+)
+def test_both_of_torchs_ways_of_allowing_tf32_are_understood(setting, precision, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**setting))
+    assert prepared(aligned_inputs()).code.precision == precision.value
+
+
 def test_numbers_are_given_to_the_kernels_in_the_types_they_were_compiled_for(monkeypatch):
     launched = []
     monkeypatch.setattr(module, "launch", lambda *arguments: launched.append(arguments))
@@ -115,8 +131,7 @@ def test_numbers_are_given_to_the_kernels_in_the_types_they_were_compiled_for(mo
 
 
 def test_what_needs_64_bits_or_is_not_aligned_has_code_of_its_own():
-    query = torch.empty(2, 64, 3, 16, device="meta").transpose(1, 2)
-    inputs = Inputs(query, query, query, *[None] * 4, 1.0, None, 0.0, False, None)
+    inputs = aligned_inputs()
     code = prepared(inputs).code
     assert (code.wide, code.unit) == (False, 8)
     far = torch.empty_strided((2, 3, 64, 16), (2**31, 16, 48, 1), device="meta")
