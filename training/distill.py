@@ -46,16 +46,15 @@ import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and
 from typing import Any
 
 from hf_bidir.cli.script import Options, parse, run_script
-from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.heal import HEALING, heal
 from hf_bidir.hub.card import write_card
 
 OPTIONS = HEALING
 
 
-def main(options: Options = None, trainer_class: type[DistillationTrainer] = DistillationTrainer) -> dict[str, Any]:
+def main(options: Options = None) -> dict[str, Any]:
     """Heal as the options say, by default those of the command line; return the numbers of all_results.json."""
-    return heal(*parse(OPTIONS, options, __doc__), trainer_class=trainer_class, card=write_card)
+    return heal(*parse(OPTIONS, options, __doc__), card=write_card)
 
 
 if __name__ == "__main__":

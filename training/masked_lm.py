@@ -60,7 +60,7 @@ def main(options: Options = None) -> dict[str, Any]:
     source = start.model_name_or_path
     if not source:
         raise InputError("expected --model_name_or_path: the checkpoint of an encoder, softmax or bidir")
-    check_options(start, schedule, args.typed)
+    check_options(start, args.typed)
 
     config = checkpoint_config(HEAD, start, names=[])
     tokenizer = saved_tokenizer(source, config)

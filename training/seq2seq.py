@@ -101,7 +101,7 @@ OPTIONS = (PairDataArguments, Seq2SeqModelArguments, ScheduleArguments, Seq2SeqR
 def main(options: Options = None) -> dict[str, Any]:
     """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
     data, shape, schedule, args = parse(OPTIONS, options, __doc__)
-    check_options(shape, schedule, args.typed)
+    check_options(shape, args.typed)
     source = shape.model_name_or_path
 
     splits = read_pairs(data)

@@ -96,7 +96,6 @@ def heal(
     schedule: ScheduleArguments,
     args: HealingArguments,
     *,
-    trainer_class: type[DistillationTrainer] = DistillationTrainer,
     card: Callable[[str], Path] | None = None,
 ) -> dict[str, Any]:
     """Convert a checkpoint, heal it on texts or images without labels, and save it in `args.output_dir`.
@@ -105,7 +104,6 @@ def heal(
 
     Args:
         data, arguments, schedule, args: the options, instances of `HEALING`.
-        trainer_class: another Trainer of the same arguments.
         card: writes the model card of the finished folder, such as `hf_bidir.hub.card.write_card`.
 
     Returns:
@@ -131,7 +129,7 @@ def heal(
     if schedule.negative_mass_end is None:
         schedule.negative_mass_end = FINAL_MASS.get(student.config.attn_activation, 1.0)
     set_seed(args.seed)
-    trainer = trainer_class(
+    trainer = DistillationTrainer(
         model=student,
         teacher=teacher,
         match=arguments.match or (PREDICTIONS if student.can_generate() else STATES),

@@ -19,7 +19,6 @@ from hf_bidir.finetune.arguments import (
     AdapterArguments,
     ModelArguments,
     PretrainedArguments,
-    ScheduleArguments,
 )
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, is_softmax
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -29,8 +28,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+NEEDS = {  # options without effect, by the one that they need
+    "negative_mass_until": {"negative_mass_start", "negative_mass_end"},
+    "lora_rank": {"lora_alpha", "lora_dropout", "lora_targets"},
+    "model_name_or_path": {"lora_rank"},
+}
+CONFLICTS = [  # an adapter has the attention of its base model
+    ("negative_mass_until", "attn_negative_mass"),
+    ("negative_mass_until", "lora_rank"),
+    ("lora_rank", "attn_activation"),
+    ("lora_rank", "attn_negative_mass"),
+]
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
+SHAPE = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "attn_scope", "attn_window",
+)  # fmt: skip
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
 
@@ -42,16 +54,15 @@ def starts_as_softmax(source: str | None) -> bool:
     return not checkpoint.is_signed or is_softmax(checkpoint.config)
 
 
-def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: Iterable[str]) -> None:
+def check_options(arguments: PretrainedArguments, typed: Iterable[str]) -> None:
     """Refuse options of the model and of the schedule that contradict each other or have no effect.
 
     Args:
         typed: the names of the options that the user gave.
 
     Raises:
-        InputError: options that shape a new model beside a checkpoint; a schedule's option
-            without --negative_mass_until, or a schedule beside a fixed negative mass; a checkpoint
-            that is an adapter, or an adapter that cannot be trained with these options.
+        InputError: options that shape a new model beside a checkpoint; one of `NEEDS` or `CONFLICTS`; a checkpoint that
+            is an adapter.
     """
     typed, source = set(typed), arguments.model_name_or_path
     shaping = typed & (vars(arguments).keys() - AdapterArguments.__dataclass_fields__.keys())
@@ -62,33 +73,12 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
         )
     if source and read_adapter(source):
         raise InputError(f"{source} is an adapter; merge it and train the result: hf-bidir merge {source} OUT")
-    _check_schedule(arguments, schedule, typed)
-    if _given(arguments, "lora_rank"):
-        _check_adapter(arguments)
-    elif typed & set(LORA):
-        raise InputError(f"--{min(typed & set(LORA))} needs --lora_rank")
-
-
-def _given(arguments: PretrainedArguments, *names: str) -> list[str]:
-    return [name for name in names if getattr(arguments, name, None) is not None]
-
-
-def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: set[str]) -> None:
-    scheduled = schedule.negative_mass_until is not None
-    without = typed & vars(schedule).keys()
-    if without and not scheduled:
-        raise InputError(f"--{min(without)} needs --negative_mass_until, the share of training that a schedule takes")
-    fixed = _given(arguments, "attn_negative_mass", "lora_rank")  # an adapter keeps the mass of its base
-    if scheduled and fixed:
-        raise InputError(f"--negative_mass_until moves the negative mass; leave out --{fixed[0]}")
-
-
-def _check_adapter(arguments: PretrainedArguments) -> None:
-    source = arguments.model_name_or_path
-    if source is None:
-        raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
-    if changed := _given(arguments, "attn_activation", "attn_negative_mass"):
-        raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
+    for needed, options in NEEDS.items():
+        if needed not in typed and typed & options:
+            raise InputError(f"--{min(typed & options)} needs --{needed}")
+    for option, other in CONFLICTS:
+        if {option, other} <= typed:
+            raise InputError(f"--{option} and --{other} contradict each other; leave out one of them")
 
 
 def scratch_config(
@@ -99,8 +89,7 @@ def scratch_config(
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
     """
-    shape = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "initializer_range")
-    fields = {name: getattr(arguments, name) for name in (*shape, "attn_scope", "attn_window")}
+    fields = {name: getattr(arguments, name) for name in SHAPE}
     dropouts = [name for name in DROPOUTS if name in inspect.signature(config_class.__init__).parameters]
     fields |= dict.fromkeys(dropouts, arguments.dropout) | label_fields(names) | attention_fields(arguments)
     with as_input_error():
@@ -124,7 +113,7 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
         checkpoint.check_full_precision("trained")
         config = checkpoint.config
         if not checkpoint.is_signed:
-            if _given(arguments, "lora_rank"):
+            if getattr(arguments, "lora_rank", None):
                 raise InputError(
                     f"an adapter needs a signed base model, and {source} is a stock {config.model_type}; sign it "
                     f"first, for instance by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
@@ -155,8 +144,7 @@ def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -
 @torch.no_grad()
 def check_reads_no_future(model: PreTrainedModel, source: str | None) -> None:
     """Raise InputError where a token changes what the model, read from `source`, predicts before it: an encoder."""
-    ids = torch.zeros(2, 2, dtype=torch.long, device=model.device)
-    ids[1, 1] = 1
+    ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
     with in_evaluation(model):
         first, second = model(input_ids=ids, use_cache=False).logits[:, 0]
     if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
@@ -176,10 +164,8 @@ def saved_tokenizer(source: str, config: PretrainedConfig) -> PreTrainedTokenize
 
 
 def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer; if it has no padding token, its end token becomes one. InputError if it has neither."""
+    """The tokenizer; if it has no padding token, its end token becomes one."""
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise InputError(f"the tokenizer of {source} has neither a padding token nor one that ends a text; add one")
         tokenizer.pad_token = tokenizer.eos_token
         logger.warning("%s has no padding token; texts are padded with its %s.", source, tokenizer.eos_token)
     return tokenizer
@@ -284,12 +270,11 @@ def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str,
         from peft import LoraConfig, get_peft_model
 
     rank: Any = arguments.lora_rank
-    alpha: Any = arguments.lora_alpha  # peft accepts fractions too
     with as_input_error("--lora_*: "):
         config = LoraConfig(
             task_type=BY_AUTO_CLASS[auto].peft_task,
             r=rank,
-            lora_alpha=2 * rank if alpha is None else alpha,
+            lora_alpha=arguments.lora_alpha or 2 * rank,  # type: ignore[arg-type]  # peft accepts fractions too
             lora_dropout=arguments.lora_dropout,
             target_modules=arguments.lora_targets or "all-linear",
             modules_to_save=_trained_whole(model, auto, new) or None,

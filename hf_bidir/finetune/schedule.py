@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
-from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.errors import as_input_error
 from hf_bidir.finetune.arguments import ScheduleArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
 
@@ -80,11 +80,6 @@ def schedule_for(options: ScheduleArguments, config: PretrainedConfig) -> Negati
     with as_input_error("--negative_mass_*: "):
         check_has_mass(config)
         start = options.negative_mass_start
-        if start is None and isinstance(config.attn_negative_mass, list | tuple):
-            raise InputError(
-                "the model has a negative mass for each layer or head, and a schedule would replace them by a single "
-                "one; give --negative_mass_start to accept this, or leave out --negative_mass_until"
-            )
         if start is None:
             start = config.attn_negative_mass or NEARLY_SOFTMAX
         end = 1.0 if options.negative_mass_end is None else options.negative_mass_end

@@ -40,19 +40,6 @@ def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples(
     assert metrics == {"relative_error_0": 0.25, "relative_error_1": 0.5, "relative_error": 0.375}
 
 
-def test_the_perplexities_are_those_of_all_tokens_of_the_split():
-    sums, counts = np.array([[1.0, 2.0, 1.0], [1.0, 4.0, 2.0]]), np.array([[4.0, 1.0, 1.0], [4.0, 2.0, 2.0]])
-    metrics = distillation_metrics(generates_text=True)(EvalPrediction(sums, counts))
-    expected = {"perplexity": np.exp(2), "teacher_perplexity": np.exp(1)}
-    assert metrics == pytest.approx({"relative_error": 0.25, "relative_error_0": 0.25} | expected)
-
-
-def test_the_agreement_is_that_of_all_rows_of_the_split():
-    sums = np.array([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]), np.ones((3, 2))
-    metrics = distillation_metrics(classifies=True)(EvalPrediction(*sums))
-    assert metrics == {"agreement": pytest.approx(2 / 3), "relative_error": 0.0, "relative_error_0": 0.0}
-
-
 def test_only_masked_words_are_counted():
     truth, predicted = np.array([[-100, 3, 4], [5, -100, -100]]), np.array([[9, 3, 9], [5, 9, 9]])
     assert masked_word_metrics(EvalPrediction(predicted, truth))["masked_accuracy"] == pytest.approx(2 / 3)

@@ -13,7 +13,7 @@ from transformers import (
 import hf_bidir
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import ModelArguments
-from hf_bidir.finetune.models import build_model, checkpoint_config
+from hf_bidir.finetune.models import build_model, check_options, checkpoint_config
 from tests.training.checkpoints_of_others import checkpoint_of
 
 CLASSIFY = "AutoModelForSequenceClassification"
@@ -94,3 +94,26 @@ def test_a_weight_file_that_is_cut_is_one_clear_error(stock):
     (stock / "model.safetensors").write_bytes(whole[:-1])
     with pytest.raises(InputError, match="is not a usable checkpoint"):
         build(stock)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("hidden_size", "--hidden_size shape a model from scratch"),
+        ("negative_mass_end", "--negative_mass_end needs --negative_mass_until"),
+        ("lora_alpha", "--lora_alpha needs --lora_rank"),
+        ("negative_mass_until attn_negative_mass", "--negative_mass_until and --attn_negative_mass contradict"),
+        ("negative_mass_until lora_rank", "--negative_mass_until and --lora_rank contradict"),
+        ("lora_rank attn_activation", "--lora_rank and --attn_activation contradict"),
+        ("lora_rank attn_negative_mass", "--lora_rank and --attn_negative_mass contradict"),
+    ],
+)
+def test_options_without_effect_and_options_that_contradict_each_other_are_refused(typed, message, stock):
+    with pytest.raises(InputError, match=message):
+        check_options(ModelArguments(model_name_or_path=str(stock)), ["model_name_or_path", *typed.split()])
+
+
+def test_only_a_checkpoint_gets_an_adapter():
+    check_options(ModelArguments(), ["hidden_size", "attn_negative_mass"])
+    with pytest.raises(InputError, match="--lora_rank needs --model_name_or_path"):
+        check_options(ModelArguments(), ["lora_rank"])

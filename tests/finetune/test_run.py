@@ -63,6 +63,7 @@ def test_a_stock_model_that_stays_softmax_is_saved_as_one_and_infinite_metrics_a
     assert saved["all_results"] == results
     assert (results["eval_share"], results["eval_perplexity"], results["epoch"]) == (0.5, None, 1.0)
     assert saved["config"]["architectures"] == STOCK
+    assert not list(tmp_path.glob("*.py"))
     assert not (tmp_path / "previous_run.json").exists()
     assert type(run.model) is BertForSequenceClassification
     record = saved["run"]

@@ -1,6 +1,5 @@
 """A causal language model learns a text from scratch and from a checkpoint."""
 
-import math
 import shlex
 
 import pytest
@@ -38,7 +37,6 @@ def learned(text, tmp_path_factory):
 
 def test_a_new_model_learns_a_text_and_its_folder_loads_and_generates_it(learned):
     folder, results = learned
-    assert results["eval_perplexity"] == pytest.approx(math.exp(results["eval_loss"]))
     assert results["eval_perplexity"] < 2
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert type(model).__name__ == "BidirLlamaForCausalLM"
@@ -60,18 +58,6 @@ def test_a_softmax_checkpoint_of_few_positions_goes_on_while_its_negative_mass_r
     words = [*text, *BRIEF, *AT_THE_END, "--model_name_or_path", source, "--negative_mass_until", "0.5"]
     main([*words, "--output_dir", str(tmp_path / "run")])
     assert read(tmp_path / "run/config.json")["attn_negative_mass"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--block_size 9000", "the train split has fewer tokens than one block of 9000"),
-        ("--negative_mass_until 1 --attn_negative_mass 0.5", "leave out --attn_negative_mass"),
-    ],
-)
-def test_unusable_input_is_one_clear_error(words, message, text, tmp_path):
-    with pytest.raises(InputError, match=message):
-        main([*text, *SHAPE, *RUN, *shlex.split(words), "--output_dir", str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_
     ],
 )
 def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_texts_and_matches_predictions(
-    head, words, expected, joined, tmp_path
+    head, words, expected, joined, tmp_path, monkeypatch
 ):
     texts = save_texts(TEXT.split(), tmp_path / "texts.parquet")
     trainers = []
@@ -118,9 +118,10 @@ def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_tex
             super().__init__(**kwargs)
             trainers.append(self)
 
+    monkeypatch.setattr("hf_bidir.finetune.heal.DistillationTrainer", Spy)
     start = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head)]
     brief = ["--max_steps", "1", "--eval_strategy", "no", "--eval_on_start", "false"]
-    main([*start, *texts, *RUN, *words, *brief, "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
+    main([*start, *texts, *RUN, *words, *brief, "--output_dir", str(tmp_path / "healed")])
     trainer, config = trainers[0], trainers[0].model.config
     chosen = (trainer.match, config.attn_activation, config.attn_negative_mass, trainer.keep_signs)
     assert chosen == expected

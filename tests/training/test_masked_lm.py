@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertModel, BertTokeni
 
 from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import checkpoint_of
-from tests.training.conftest import AT_THE_END, read
+from tests.training.conftest import AT_THE_END
 from training.masked_lm import main
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -45,11 +45,3 @@ def test_a_checkpoint_that_masks_words_is_required(learned, tmp_path):
         main(["--train_file", "text.txt"])
     with pytest.raises(InputError, match="'gpt2', which has no AutoModelForMaskedLM; it has AutoModel, "):
         main([*learned[0], "--model_name_or_path", checkpoint_of("GPT2", tmp_path / "gpt2")])
-
-
-def test_a_model_continues_from_its_own_negative_mass(learned, tmp_path):
-    brief = [*learned[0], "--max_steps", "2", "--save_strategy", "steps", "--save_steps", "1"]
-    main([*brief, "--negative_mass_end", "0.5", "--output_dir", str(tmp_path / "half")])
-    again = ["--model_name_or_path", str(tmp_path / "half"), "--negative_mass_until", "1"]
-    main([*brief, *again, "--output_dir", str(tmp_path / "whole")])
-    assert read(tmp_path / "whole/checkpoint-1/config.json")["attn_negative_mass"] == 0.5

@@ -3,8 +3,7 @@
 import shlex
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, pipeline
+from transformers import pipeline
 
 from hf_bidir import BidirLlamaForSequenceClassification
 from hf_bidir.common.errors import InputError
@@ -42,7 +41,6 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(learned):
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= files
     assert record["status"] == "finished"
     assert [record["data"][split]["rows"] for split in ("train", "validation", "test")] == [48, 12, 12]
-    assert record["class_shares"] == {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}
 
 
 def test_neither_a_token_nor_a_local_path_is_published(learned):
@@ -74,18 +72,6 @@ def test_an_interrupted_run_continues_to_the_same_numbers_and_is_then_overwritte
     assert read(record)["seed"] == 1
 
 
-def test_a_stock_checkpoint_that_stays_softmax_is_saved_as_one(texts, tmp_path):
-    still = ["--max_length", "12", "--learning_rate", "0", *BRIEF, "--warmup_ratio", "0"]
-    source, folder = checkpoint_of("Roberta", tmp_path / "stock", "ForSequenceClassification"), tmp_path / "run"
-    main([*texts, *RUN, *still, "--model_name_or_path", source, "--output_dir", str(folder)])
-    stock, model = (AutoModelForSequenceClassification.from_pretrained(place).eval() for place in (source, folder))
-    assert type(model) is type(stock)
-    assert "attn_negative_mass" not in (folder / "config.json").read_text()
-    assert not list(folder.glob("*.py"))
-    ids = torch.arange(5, 13)[None]
-    torch.testing.assert_close(model(ids).logits, stock(ids).logits)
-
-
 def test_a_decoder_is_fine_tuned_as_a_classifier(texts, tmp_path, caplog):
     start = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock"), "--max_length", "12"]
     main([*texts, *RUN, *start, *BRIEF, "--attn_negative_mass", "1", "--output_dir", str(tmp_path / "run")])
@@ -103,11 +89,10 @@ def test_a_decoder_is_fine_tuned_as_a_classifier(texts, tmp_path, caplog):
     [
         ("--num_attention_heads 3", "16.*3"),
         ("--attn_implementation flash_attention_9", "flash_attention_9"),
-        ("--model_name_or_path {}", "shape a model from scratch"),
     ],
 )
 def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, options, message):
-    words = [*texts, *SHAPE, *RUN, *shlex.split(options.format(tmp_path))]
+    words = [*texts, *SHAPE, *RUN, *shlex.split(options)]
     with pytest.raises(InputError, match=message):
         main([*words, "--output_dir", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()

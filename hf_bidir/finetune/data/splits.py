@@ -19,6 +19,16 @@ STRING = Value("string")
 FLOATS = (Value("float32"), Value("float64"))
 
 
+def has_text(text: str | None) -> bool:
+    """Whether there is more than blanks."""
+    return bool(text and text.strip())
+
+
+def blank_rows(split: Dataset, column: str) -> list[int]:
+    """The rows without a text."""
+    return [row for row, text in enumerate(split[column][:]) if not has_text(text)]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column that a task needs.
@@ -33,22 +43,12 @@ class Column:
 
     name: str
     guesses: tuple[str, ...]
-    kind: Value | Image
-    read: Callable[[str], Dataset]
-    unusable: Callable[[Dataset, str], list[int]]
+    kind: Value | Image = field(default_factory=lambda: STRING)
+    read: Callable[[str], Dataset] = read_table
+    unusable: Callable[[Dataset, str], list[int]] = blank_rows
 
 
-def has_text(text: str | None) -> bool:
-    """Whether there is more than blanks."""
-    return bool(text and text.strip())
-
-
-def blank_rows(split: Dataset, column: str) -> list[int]:
-    """The rows without a text."""
-    return [row for row, text in enumerate(split[column][:]) if not has_text(text)]
-
-
-LABEL = Column("label", ("label", "labels"), STRING, read_table, blank_rows)
+LABEL = Column("label", ("label", "labels"))
 
 
 @dataclass

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-from datasets import Dataset, Value
+from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import longest_text
@@ -19,7 +18,6 @@ from hf_bidir.finetune.data.splits import (
     LABEL,
     Column,
     Splits,
-    blank_rows,
     has_text,
     labelled_splits,
     raw_splits,
@@ -31,9 +29,8 @@ logger = logging.getLogger(__name__)
 
 JOINED = 10_000  # texts joined at once
 Rows = TypeVar("Rows", Dataset, Splits)
-STRING = Value("string")
-TEXT = Column("text", ("text", "sentence"), STRING, read_table, blank_rows)
-SIDES = [Column(name, (name,), STRING, read_table, blank_rows) for name in ("source", "target")]
+TEXT = Column("text", ("text", "sentence"))
+SIDES = [Column(name, (name,)) for name in ("source", "target")]
 
 
 def read_texts(data: TextDataArguments) -> Splits:
@@ -173,7 +170,5 @@ class MaskingCollator:
     def __call__(self, examples: list[dict]) -> dict:
         masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share)
         contents = [str(example["input_ids"]).encode() for example in examples]
-        seed = batch_generator(contents).initial_seed()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the accelerators too
-            return masking(examples)
+        masking.generator = batch_generator(contents)
+        return masking(examples)

@@ -4,7 +4,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    BertWordPieceTokenizer,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -27,30 +37,26 @@ def train_wordpiece(
         max_length: the length in tokens that truncation cuts to.
         lowercase: ignore case and accents.
     """
-    texts, normalizer = list(texts), normalizers.BertNormalizer(lowercase=lowercase)
+    texts, learner = list(texts), BertWordPieceTokenizer(lowercase=lowercase)
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(normalizer.normalize_str(text))
+        counts.update(learner.normalize(text))
     del counts[" "]
     alphabet = sorted(dict(counts.most_common(MAX_ALPHABET)))
     # The trainer numbers "##a", "##b", ... in the order of a hash map, and breaks ties between merges by
     # number, so that two runs learn two vocabularies. As special tokens they are numbered first, in our
     # order; the rebuilt model below knows them as ordinary entries again.
-    trainer = trainers.WordPieceTrainer(
+    learner.train_from_iterator(
+        texts,
         vocab_size=vocab_size,
+        min_frequency=0,
         special_tokens=SPECIAL_TOKENS + [f"##{character}" for character in alphabet],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    learner.normalizer, learner.pre_tokenizer = normalizer, UNITS["word"]
-    learner.train_from_iterator(texts, trainer)
-    tokenizer = Tokenizer(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, UNITS["word"]
-    tokenizer.decoder = decoders.WordPiece()
-    ends = [(token, SPECIAL_TOKENS.index(token)) for token in ("[SEP]", "[CLS]")]
-    tokenizer.post_processor = processors.BertProcessing(*ends)
+    rebuilt = BertWordPieceTokenizer(learner.get_vocab(), lowercase=lowercase)
+    tokenizer = Tokenizer.from_str(rebuilt.to_str())
     return BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lowercase, model_max_length=max_length)
 
 
