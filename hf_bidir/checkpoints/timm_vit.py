@@ -74,12 +74,13 @@ def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]
     head = ViTForImageClassification if classes else ViTModel
     options = {} if classes else {"add_pooling_layer": False}
     weights = _renamed(model.state_dict(), "vit." if classes else "")
-    try:  # which also finds the names of weights in this version of transformers
-        vit, report = head.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True, **options)
-    except RuntimeError as error:  # other shapes
-        raise ValueError(f"transformers' ViT does not support this timm model: {error}") from error
-    if unfit := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
-        raise ValueError(f"transformers' ViT does not support this timm model: {', '.join(unfit)}.")
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    # from_pretrained finds the names of weights in this version of transformers
+    vit, report = head.from_pretrained(None, config=config, state_dict=weights, **options)
+    unfit = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    if unfit:
+        names = ", ".join(sorted(map(str, unfit)))
+        raise ValueError(f"transformers' ViT does not support this timm model: {names}.")
     _check_equal(vit.eval(), model)
     return vit, _image_processor(model)
 

@@ -274,8 +274,9 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         for step, inputs in enumerate(self.embeddings(ids).unbind(1)):
             if aligns_first and self.attention is not None:
                 attended = self.attention(states, keep, hidden.unsqueeze(1), step)
-            fed = attended.context if aligns_first else vector
-            inputs = torch.cat([inputs, fed], 1)
+            if aligns_first:
+                vector = attended.context
+            inputs = torch.cat([inputs, vector], 1)
             if isinstance(self.cell, nn.LSTMCell):
                 hidden, cell_state = self.cell(inputs, (hidden, cell_state))
             else:
