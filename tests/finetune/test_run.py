@@ -8,22 +8,21 @@ import pytest
 from datasets import Dataset
 from transformers import BertForSequenceClassification
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir import BidirBertForSequenceClassification
 from hf_bidir.finetune import run as run_module
 from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
+from tests.tiny_models import signed_model
 
-SHAPE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 STOCK = ["BertForSequenceClassification"]
 ROWS = Dataset.from_list([{"input_ids": [1 + row, 2], "labels": row % 2} for row in range(4)])
 
 
 def run_of(folder, mass=0.0, until=None, activation="tanhmax", **options):
-    model = BidirBertForSequenceClassification(
-        BidirBertConfig(**SHAPE, attn_negative_mass=mass, attn_activation=activation)
-    )
+    model = signed_model("bert", mass)
+    model.config.attn_activation = activation
     never = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
     args = RunArguments(str(folder), use_cpu=True, disable_tqdm=True, max_steps=1, **never)
     trainer = SignedTrainer(model=model, args=args, train_dataset=ROWS, eval_dataset=ROWS, **options)

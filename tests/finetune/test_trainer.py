@@ -5,24 +5,13 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
-from tests.tiny_models import stock_model
-
-SHAPE = {
-    "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
-
-
-def new_model(negative_mass):
-    config = BidirBertConfig(attn_negative_mass=negative_mass, initializer_range=0.5, **SHAPE)
-    return BidirBertForSequenceClassification(config).eval()
+from tests.tiny_models import signed_model
 
 
 def test_loaded_weights_come_with_the_negative_mass_they_were_trained_with(tmp_path):
-    saved, model = new_model(0.25), new_model(1.0)
+    saved, model = signed_model("bert", 0.25, initializer_range=0.5), signed_model("bert")
     saved.save_pretrained(tmp_path / "checkpoint-1")
     trainer = SignedTrainer(model=model, args=TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     trainer._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
@@ -47,9 +36,8 @@ def examples(count):
 
 def trainer_of(folder, rows, eval_collator=None, **options):
     args = TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **options)
-    torch.manual_seed(0)
     data = {"train_dataset": rows, "eval_dataset": rows, "eval_collator": eval_collator}
-    return SignedTrainer(model=new_model(1.0), args=args, **data)
+    return SignedTrainer(model=signed_model("bert"), args=args, **data)
 
 
 def test_evaluation_has_a_collator_of_its_own(tmp_path):
@@ -63,7 +51,7 @@ def test_evaluation_has_a_collator_of_its_own(tmp_path):
 
 
 def test_a_perplexity_is_that_of_the_loss_without_label_smoothing(tmp_path):
-    model = signed(stock_model("llama")).eval()
+    model = signed_model("llama")
     ids = torch.randint(3, 60, (4, 7), generator=torch.Generator().manual_seed(0))
     rows = [{"input_ids": row, "labels": row} for row in ids]
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.4)

@@ -42,7 +42,9 @@ def made(place):
     return place / "runs", place / "cards"
 
 
-def test_every_card_agrees_with_its_numbers_and_was_verified(made):
+def test_every_card_agrees_with_its_numbers_and_lies_beside_small_weights_and_the_code_that_loads_them(made):
+    files = {file.name for file in (made[1] / "digits-tanhmax").iterdir()}
+    assert {"model.safetensors", "preprocessor_config.json", "explanation.png", "modeling_bidir.py"} <= files
     for name in NAMES:
         assert card_differences(made[1] / name) == []
         assert "Verified: `hf-bidir evaluate` measured the same numbers" in (made[1] / name / "README.md").read_text()
@@ -60,12 +62,6 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
     card = (cards / "digits-tanhmax/README.md").read_text(encoding="utf-8")
     assert f"Accuracy of 2 seeds (mean ± standard deviation): {means['this']}" in card
     assert f"; of digits-softmax: {means['counterpart']}" in card
-
-
-def test_small_weights_and_the_code_that_loads_them_lie_beside_their_card(made):
-    files = {file.name for file in (made[1] / "digits-tanhmax").iterdir()}
-    assert {"model.safetensors", "config.json", "preprocessor_config.json", "explanation.png"} <= files
-    assert "modeling_bidir.py" in files
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)

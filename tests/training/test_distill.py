@@ -186,7 +186,7 @@ def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(healed, tm
     again = [*options, *RUN, *again, "--output_dir", str(tmp_path)]
     with pytest.raises(InputError, match="--teacher_name_or_path"):
         main(again)
-    with pytest.raises(InputError, match="was trained with tanhmax, which cannot become balanced"):
+    with pytest.raises(InputError, match="cannot become balanced"):
         student_and_teacher(str(folder), options[1], "balanced")
     assert main([*again, "--teacher_name_or_path", options[1]])["eval_relative_error"] < error
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_bidir import signed
 from tests.processes import run_python
-from tests.tiny_models import stock_model
+from tests.tiny_models import signed_model
 from tests.training.conftest import losses, read, tables
 from training.text_classification import main
 
@@ -84,7 +83,7 @@ def test_tensor_parallelism_divides_the_heads_of_signed_layers(tmp_path):
     pytest.importorskip("transformers.distributed.tensor_parallel")  # in recent versions
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
     torch.save(ids, tmp_path / "ids.pt")
-    models = {"softmax": signed(stock_model("llama"), 0.0), "by_layer": signed(stock_model("llama"), [0.3, 0.7])}
+    models = {"softmax": signed_model("llama", 0.0), "by_layer": signed_model("llama", [0.3, 0.7])}
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
     script = tmp_path / "divide.py"

@@ -54,12 +54,6 @@ def test_a_run_learns_to_write_and_its_folder_does_so_again(learned):
     assert "| exact match | 1.0000 |" in (folder / "README.md").read_text()
 
 
-def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_path):
-    onward = shlex.split(f"--model_name_or_path {learned[0]} --max_length 4 --max_steps 1 --use_cpu")
-    beams = ["--generation_num_beams", "3", "--output_dir", str(tmp_path)]
-    assert main([*pairs, *onward, *AT_THE_END, *beams])["test_exact_match"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
