@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 from transformers import TrainerState, TrainingArguments
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, NegativeMassSchedule
+from hf_bidir import BidirBertConfig, NegativeMassSchedule
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import ScheduleArguments
 from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.finetune.trainer import SignedTrainer
+from tests.tiny_models import signed_model
 
 STEPS = 41
 MASSES = st.floats(1e-6, 1)
@@ -32,15 +33,12 @@ class Sentences(Dataset):
 
 
 def trained(folder, schedule, resume=None, **options):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model = BidirBertForSequenceClassification(BidirBertConfig(vocab_size=30, **shape))
     options = {"max_steps": 10, "save_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1} | options
     args = TrainingArguments(
         str(folder), save_strategy="steps", use_cpu=True, disable_tqdm=True, report_to="none", **options
     )
     trainer = SignedTrainer(
-        model=model, args=args, train_dataset=Sentences(), eval_dataset=Sentences(), callbacks=[schedule]
+        model=signed_model("bert"), args=args, train_dataset=Sentences(), eval_dataset=Sentences(), callbacks=[schedule]
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
