@@ -44,8 +44,7 @@ def weight_of(linear: nn.Module) -> Tensor:
         return weight.T if isinstance(linear, Conv1D) else weight
     parameters = list(linear.parameters())
     dtype = next((weight.dtype for weight in parameters if weight.is_floating_point()), torch.float32)
-    device = parameters[0].device if parameters else None
-    units = torch.eye(linear.in_features, dtype=dtype, device=device)
+    units = torch.eye(linear.in_features, dtype=dtype, device=parameters[0].device)
     with evaluation_mode(linear), torch.no_grad():
         bias, *columns = linear(torch.cat([torch.zeros_like(units[:1]), units]))
     return (torch.stack(columns) - bias).T

@@ -45,6 +45,14 @@ class BidirRnnPreTrainedModel(PreTrainedModel):
         else:
             super()._init_weights(module)
 
+    def keep_mask(self, input_ids: Tensor | None, mask: Tensor | None, states: Tensor) -> Tensor:
+        """Boolean `[batch, length]`: True for tokens, False for padding."""
+        if mask is not None:
+            return mask.bool()
+        if input_ids is not None:
+            return input_ids != self.config.pad_token_id
+        return torch.ones_like(states[..., 0], dtype=torch.bool)
+
 
 class RnnEncoder(BidirRnnPreTrainedModel):
     """Embedding and recurrent layers; with `encoder="none"` the embedding alone."""
@@ -78,7 +86,7 @@ class RnnEncoder(BidirRnnPreTrainedModel):
         embedded = self.embedding_dropout(inputs_embeds)
         states, last = embedded, None
         if self.encoder is not None:
-            keep = keep_mask(self.config, input_ids, attention_mask, embedded)
+            keep = self.keep_mask(input_ids, attention_mask, embedded)
             states, last = encode(self.encoder, embedded, keep)
         return BaseModelOutputWithPooling(states, last, hidden_states=(embedded, states))
 
@@ -118,7 +126,7 @@ class BidirRnnModel(RnnEncoder):
         """
         encoded = super().forward(input_ids, attention_mask, inputs_embeds)
         states = encoded.last_hidden_state
-        keep = keep_mask(self.config, input_ids, attention_mask, states)
+        keep = self.keep_mask(input_ids, attention_mask, states)
         attended = self.attention(states, keep)
         if output_attentions is None:
             output_attentions = self.config.output_attentions
@@ -131,15 +139,6 @@ class BidirRnnModel(RnnEncoder):
             attentions=(attended.coefficients,) if output_attentions else None,
             log_probability=attended.log_probability,
         )
-
-
-def keep_mask(config: BidirRnnConfig, input_ids: Tensor | None, mask: Tensor | None, embedded: Tensor) -> Tensor:
-    """Boolean `[batch, length]`: True for tokens, False for padding."""
-    if mask is not None:
-        return mask.bool()
-    if input_ids is not None:
-        return input_ids != config.pad_token_id
-    return torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
 
 
 def encode(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +247,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
-        keep = keep_mask(self.config, input_ids, attention_mask, encoder_outputs["last_hidden_state"])
+        keep = self.keep_mask(input_ids, attention_mask, encoder_outputs["last_hidden_state"])
         attended = self._attended(decoder_input_ids, encoder_outputs, keep)
         logits = self.lm_head(self.dropout(attended.context))
         if output_attentions is None:

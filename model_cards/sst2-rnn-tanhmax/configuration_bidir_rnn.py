@@ -1,7 +1,7 @@
 """Config of recurrent models with signed attention over time."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -89,7 +89,6 @@ class BidirRnnConfig(PretrainedConfig):
     """
 
     model_type = "bidir_rnn"
-    remote_code: ClassVar[dict[str, str]] = CONFIG_CODE | CLASSIFIER_CODE | DECODER_CODE
     num_hidden_layers = num_attention_heads = 1  # attention layers and heads
 
     def __init__(self, **kwargs: Any) -> None:
