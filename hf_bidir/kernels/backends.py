@@ -142,8 +142,8 @@ def _attend_by_flex(call: LayerCall) -> Attended:
         logger.warning_once(f"signed attention: flex attention does not compute {lacking[0]}; another exact path does.")
     mask = call.mask
     if mask is not None and not isinstance(mask, Tensor):
-        lengths = call.query.shape[2], call.key.shape[2]
-        mask = create_mask(mask.mask_mod, *mask.shape[:2], *lengths, call.query.device)
+        batch, heads = mask.shape[:2]
+        mask = create_mask(mask.mask_mod, batch, heads, call.query.shape[2], call.key.shape[2], call.query.device)
     return attend_by("auto", call._replace(mask=mask, options=call.options | {"is_causal": False}))
 
 

@@ -189,7 +189,7 @@ class _Problem:
                     part = slice(b, b + examples), slice(h, h + piece_heads)
                     kept, mask = columns, band
                     if self.keep is not None:
-                        kept, mask = self.masked((*part, EVERY, rows, columns))
+                        kept, mask = self.masked(self.keep, (*part, EVERY, rows, columns))
                     yield Piece((*part, EVERY, rows), (*part, kept), *mask)
 
     def fitting(self, count: int) -> tuple[int, int]:
@@ -200,15 +200,15 @@ class _Problem:
             return count // heads, heads
         return 1, max(count - count % threads, threads)  # two threads take as long for three heads as for four
 
-    def masked(self, index: tuple[slice, ...]) -> tuple[slice, tuple[slice, Tensor | None]]:
+    def masked(self, keep: Tensor, index: tuple[slice, ...]) -> tuple[slice, tuple[slice, Tensor | None]]:
         """The columns without those before the first and after the last kept key, and the mask as a factor.
 
         Args:
             index: of a piece in `[batch, key heads, groups, queries, keys]`.
         """
         rows, columns = index[3:]
-        sizes = self.keep.shape
-        keep = self.keep[tuple(part if size > 1 else EVERY for part, size in zip(index, sizes, strict=True))]
+        sizes = keep.shape
+        keep = keep[tuple(part if size > 1 else EVERY for part, size in zip(index, sizes, strict=True))]
         if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
             used = keep.flatten(0, 3).any(0).nonzero().flatten().tolist() or [0]
             keep = keep[..., used[0] : used[-1] + 1]
@@ -224,9 +224,11 @@ class _Problem:
         first = columns.start
         if self.call.window is None:  # up to the diagonal, causality drops no pair
             first = max(first, rows.start + 1)
-        if not self.call.banded or first >= columns.stop:
+        if first >= columns.stop:
             return EVERY, None
         band = self.call.band(rows, slice(first, columns.stop), self.key.device)
+        if band is None:
+            return EVERY, None
         return slice(first - columns.start, None), band.to(self.dtype)
 
     def rows(self, piece: Piece) -> Tensor:

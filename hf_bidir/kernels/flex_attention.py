@@ -59,8 +59,9 @@ def _softmax(call: LayerCall, query: Tensor) -> tuple[Tensor, Tensor]:
 def _flex_attention(query: Tensor) -> Callable:
     """torch's function, compiled once; as it is inside another graph, and on a CPU, where the compiled one returns no
     log-sum-exps."""
-    plain = torch.compiler.is_compiling() or query.device.type == "cpu"
-    return torch_flex.flex_attention if plain else _compiled()
+    if torch.compiler.is_compiling() or query.device.type == "cpu":
+        return torch_flex.flex_attention
+    return _compiled()
 
 
 @cache

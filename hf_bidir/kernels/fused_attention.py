@@ -131,9 +131,8 @@ def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wa
     grad_value = _new_gradient(saved.value)
     grad_shift = None if saved.shifts is None else torch.zeros_like(result.normaliser)
     grad_bias = None
-    if bias_wanted:
-        layout = torch.contiguous_format
-        grad_bias = torch.zeros_like(saved.bias, dtype=torch.float32, memory_format=layout)
+    if bias_wanted and saved.bias is not None:
+        grad_bias = result.normaliser.new_zeros(saved.bias.shape)
     delta = torch.empty_like(result.normaliser)
     of_query = QueryGradients(rows_of(grad_query), delta, grad_shift, pairs_of(grad_bias))
     of_key = KeyGradients(rows_of(grad_key), rows_of(grad_value))

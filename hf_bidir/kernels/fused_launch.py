@@ -107,9 +107,9 @@ def _compiled(name: str, arguments: tuple, code: Code) -> Ready:
 def built(name: str, arguments: tuple, code: Code, tiling: Tiling, target: Any = None) -> Any:
     """A kernel compiled by Triton, without specialising on the values of numbers, for the current GPU or a target."""
     kernel = KERNELS[name]
-    constants = {(len(arguments),): code}
+    constants: dict[tuple, Any] = {(len(arguments),): code}
     aligned = {}
-    stride = "i64" if code.wide else "i32"
+    stride: Any = "i64" if code.wide else "i32"
 
     def type_of(argument: Any, path: tuple[int, ...]) -> Any:
         if isinstance(argument, Rows | Pairs):

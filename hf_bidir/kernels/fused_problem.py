@@ -94,7 +94,7 @@ def _code(inputs: Inputs, problem: Problem, upstream: Rows | None) -> Code:
     # one block of the decode kernel computes a few queries of all heads that share keys
     rows = problem.queries * problem.groups
     few = rows <= FEW_ROWS and inputs.seed is None and not inputs.causal and inputs.window is None
-    if few:
+    if few and keep is not None:
         per_key = per_key and keep.shape[1] == 1
     return Code(
         head_size,

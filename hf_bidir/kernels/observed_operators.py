@@ -38,8 +38,8 @@ class ObservedOperators(SignedOperators):
     def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
         implementation = "eager" if self.changes.edits else "auto"
 
-        def attended(*states: Tensor) -> tuple[Tensor, Tensor | None]:
-            context, coefficients = attend(*states, keep, call, implementation)
+        def attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+            context, coefficients = attend(query, key, value, keep, call, implementation)
             return context.transpose(1, 2), coefficients
 
         context, _ = self.changes.around(self.layer, attended, query, key, value)
@@ -60,15 +60,15 @@ class ObservedOperators(SignedOperators):
         if self.weights is None:
             self.products.append((result.numel(), equation, operands[1]))
         elif operands[0] is self.weights:
-            self.observe(equation, operands[1], result)
+            self.observe(equation, operands[0], operands[1], result)
             self.weights, self.products = None, []
 
-    def observe(self, equation: str, value: Tensor, context: Tensor) -> None:
+    def observe(self, equation: str, weights: Tensor, value: Tensor, context: Tensor) -> None:
         """Observe a product of the coefficients with values."""
-        count = self.weights.numel()
+        count = weights.numel()
         of_scores = [product for product in self.products if product[0] == count]
         if not of_scores:
-            raise self.unavailable("an explanation that needs its keys", self.weights)
+            raise self.unavailable("an explanation that needs its keys", weights)
         _, of_keys, key = of_scores[0]
         key = self.by_head(_in_order(of_keys, key, "key"))
         value = self.by_head(_in_order(equation, value, "value"))

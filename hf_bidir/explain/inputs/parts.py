@@ -31,7 +31,7 @@ def conversation(tokenizer: Any, messages: Sequence[Message]) -> Text:
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"this {tokenizer_name} has no chat template; pass the prompt as a text.")
     roles = [message.get("role") for message in messages]
-    contents = [message.get("content") for message in messages]
+    contents = [message.get("content", "") for message in messages]
     if not all(isinstance(text, str) and text.strip() for text in [*roles, *contents]):
         raise ValueError(f'expected messages such as {{"role": "user", "content": "a text"}}, got {messages!r}.')
     contents = [content.strip() for content in contents]
