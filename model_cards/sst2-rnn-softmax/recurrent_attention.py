@@ -59,22 +59,19 @@ class BidirAlignment(nn.Module):
         """
         if self.query is not None:
             query = self.query.expand(len(states), 1, -1)
-        coefficients = self.coefficients(query, states, keep[:, None, None], step)
+        scores = self.score(query, states).unsqueeze(1)
+        keep, weight = self._local(query, keep[:, None, None], step)
+        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
+        is_softmax = change is not None and change.softmax
+        activation = "softmax" if is_softmax else self.config.attn_activation
+        coefficients = weight * activated(scores, keep, activation, self.config.attn_negative_mass)
+        if change is not None:
+            coefficients = change.edited(coefficients)
         values = self.value(states).unsqueeze(1)
         if self.config.attn_selection == "soft":
             return Attended((coefficients @ values).flatten(1), coefficients)
         context, log_probability = select_one(coefficients, values, sample=self.training)
         return Attended(context.flatten(1), coefficients, log_probability.flatten())
-
-    def coefficients(self, query: Any, states: Tensor, keep: Tensor, step: int) -> Tensor:
-        """The coefficients `[batch, 1, 1, keys]`; `keep` has the same shape."""
-        scores = self.score(query, states).unsqueeze(1)
-        keep, weight = self._local(query, keep, step)
-        change = None if torch.compiler.is_compiling() else self.changes.get().get(self)
-        is_softmax = change is not None and change.softmax
-        activation = "softmax" if is_softmax else self.config.attn_activation
-        coefficients = weight * activated(scores, keep, activation, self.config.attn_negative_mass)
-        return coefficients if change is None else change.edited(coefficients)
 
     def _local(self, query: Any, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
         """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""

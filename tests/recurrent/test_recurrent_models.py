@@ -162,8 +162,7 @@ def test_without_attention_every_step_has_the_last_state_of_the_encoder():
     model = translator(attn_scope="none")
     outputs = model(**pairs(), output_attentions=True)
     assert outputs.cross_attentions is None
-    encoded = model.encoder(**texts())
-    encoded = {"last_hidden_state": torch.zeros(2, 7, 4), "pooler_output": encoded.pooler_output[:2]}
+    encoded = {"last_hidden_state": torch.zeros(2, 7, 4), "pooler_output": model.encoder(**texts())[1][:2]}
     assert_close(model(labels=pairs()["labels"], encoder_outputs=encoded).logits, outputs.logits)
 
 
@@ -186,7 +185,7 @@ def test_everything_in_a_decoder_is_trained(style, selection):
 
 def test_a_decoder_generates_the_likeliest_word_again_and_again():
     model = translator(bidirectional=True)
-    inputs, written = {name: tensor[:2] for name, tensor in texts().items()}, torch.full((2, 1), 1)
+    inputs, written = texts(), torch.full((3, 1), 1)
     for _ in range(5):
         logits = model(**inputs, decoder_input_ids=written).logits
         written = torch.cat([written, logits[:, -1:].argmax(-1)], 1)
