@@ -19,7 +19,7 @@ from hf_bidir import (
 )
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain import ForwardCache, Request, explain, load_checkpoint
+from hf_bidir.explain import ForwardCache, Request
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
 # weights so large that coefficients are far from uniform, and a tiny model's outputs from constant
@@ -149,12 +149,6 @@ def asked(function, model, inputs, target=None, *, position=None, instead_of=Non
     """What a function of a cache and a request computes for these inputs."""
     request = Request(target=target, position=position, instead_of=instead_of)
     return function(ForwardCache(model, inputs), request, **options)
-
-
-def explained(source, text, method=None, **choices):
-    """The explanation by a checkpoint, or by a model and its processor."""
-    source = source if isinstance(source, tuple) else load_checkpoint(source)
-    return explain(*source, text, method, **choices)
 
 
 def saved(model, processor, folder):

@@ -90,21 +90,6 @@ def test_coefficients_are_those_of_the_generated_text_summed_over_the_pieces_of_
     assert found.source == ["[CLS]", "a", "unbelievably", "good", "[SEP]"]
 
 
-@pytest.mark.parametrize("style", ["luong", "bahdanau"])
-def test_negating_scores_and_the_weights_of_the_context_changes_coefficients_only(style):
-    model = model_of(decoder_style=style)
-    before = explain(model, TOKENIZER, TEXT)
-    with torch.no_grad():
-        model.attention.score.key.weight.neg_()
-        model.combine.weight[:, : model.config.hidden_size].neg_()
-        if style == "bahdanau":
-            model.cell.weight_ih[:, model.config.embedding_size :].neg_()
-    after = explain(model, TOKENIZER, TEXT)
-    assert after.written == before.written
-    torch.testing.assert_close(after.scores[COEFFICIENT], -before.scores[COEFFICIENT])
-    torch.testing.assert_close(after.scores[CONTRIBUTION], before.scores[CONTRIBUTION], rtol=1e-4, atol=1e-6)
-
-
 def test_dropout_is_off_during_generation_and_on_again_afterwards():
     model = model_of(dropout=0.9).train()
     assert explain(model, TOKENIZER, TEXT).written == explain(model, TOKENIZER, TEXT).written

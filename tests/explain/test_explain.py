@@ -5,7 +5,6 @@ import re
 from functools import partial
 from itertools import cycle, islice
 
-import pandas as pd
 import pytest
 import torch
 
@@ -213,8 +212,6 @@ def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_mor
         ("good", {"new_tokens": 2}, "BidirBertForSequenceClassification does not generate"),
         (["good"], {"batch_size": 0}, "got 0"),
         (["good"], {"figures": ["flows"]}, "'flows'"),
-        (pd.DataFrame({"text": ["good"]}), {}, "got a DataFrame"),
-        ({"input_ids": [1, 2]}, {}, "got a dict"),
         (None, {}, "got a NoneType"),
         (["good"], {"target": [0, 1]}, r"\[0, 1\] does not exist"),
         ("good", {"layer": "first", "method": "contributions"}, "layer 'first' does not exist; choose 0 to 2"),

@@ -1,14 +1,10 @@
-"""The notebook of the documentation, run by IPython, and its output in a browser."""
+"""The notebook of the documentation, run by IPython."""
 
-import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from playwright.sync_api import sync_playwright
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/notebooks/explanations.ipynb"
 
@@ -34,25 +30,3 @@ def test_the_notebook_runs_and_its_objects_show_themselves(outputs):
     assert "<th>charming</th>" in words["text/html"]
     assert "word pieces were left out" in notes["text/plain"]
     assert "data:image/png;base64," in image["text/html"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; apt-get install chromium")
-def test_a_browser_shows_supporting_words_in_red_and_opposing_ones_in_blue(outputs):
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.set_content(outputs[2]["text/html"])
-        charming, weak = (page.locator(".word b", has_text=word).first for word in ("charming", "weak"))
-        red, _, blue = color_of(charming)
-        assert red > blue
-        red, _, blue = color_of(weak)
-        assert blue > red
-        assert charming.bounding_box()["y"] == weak.bounding_box()["y"]  # words stand in one line
-        browser.close()
-
-
-def color_of(word) -> tuple[int, int, int]:
-    """Red, green and blue of the background."""
-    text = word.evaluate("element => getComputedStyle(element).backgroundColor")
-    return tuple(int(part) for part in text.removeprefix("rgb(").removesuffix(")").split(", "))

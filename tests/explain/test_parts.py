@@ -112,17 +112,10 @@ def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_befo
     found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
     assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
     assert found.source == ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
-    prompt = conversation(chat_tokenizer, QUESTION)
-    ids = chat_tokenizer(f"{prompt.written}It was good", return_tensors="pt")["input_ids"]
-    example = read_text(chat_tokenizer, segmented(prompt, "messages"), 100)
-    message, last = example.tokens.index(found.source[1]), ids[0, -1]
-    with torch.no_grad():
-        whole = chat_model(ids[:, :-1]).logits[0, -1]
-        others = torch.ones_like(ids[:, :-1])
-        others[0, : len(example.token_of_piece)] = example.token_of_piece != message
-        without = chat_model(ids[:, :-1], attention_mask=others).logits[0, -1]
-    fall = (whole[last] - whole.mean()) - (without[last] - without.mean())
-    torch.testing.assert_close(next(iter(found.scores.values()))[-1, 1], fall, rtol=1e-3, atol=1e-4)
+    begun = [*QUESTION, {"role": "assistant", "content": "It was"}]
+    alone = explain(chat_model, chat_tokenizer, begun, "erasure", segments="messages", target="good")
+    (scores,) = found.scores.values()
+    torch.testing.assert_close(scores[-1, :2], alone.shown(alone.scores)[1][:2], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("content", ["s", "AI", "user"])

@@ -147,14 +147,12 @@ def test_bad_input_is_one_error_with_the_expectation(encoder, options, message):
 def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Leave out against"):
         explain(bert(), tokenizer(), TEXT, against=OTHER)
-    folder, _ = sentence_folder(tmp_path, similarity_fn_name="euclidean")
+    settings = {"similarity_fn_name": "euclidean", "prompts": {"q": "good "}, "default_prompt_name": "q"}
+    folder, _ = sentence_folder(tmp_path, **settings)
     with pytest.raises(ValueError, match=r"by euclidean; .* cosine and dot"):
         explain(*load_checkpoint(folder), TEXT, against=OTHER)
     pooling = folder / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": False}))
-    settings = folder / "config_sentence_transformers.json"
-    told = json.loads(settings.read_text()) | {"prompts": {"q": "good "}, "default_prompt_name": "q"}
-    settings.write_text(json.dumps(told))
     with pytest.raises(ValueError, match="leaves its prompt out of the pooling"):
         load_checkpoint(folder)
     modules = json.loads((folder / "modules.json").read_text())

@@ -1,14 +1,11 @@
-"""Models whose attention another mechanism signs: differential attention, and attention functions of users."""
+"""Models whose attention another mechanism signs: differential attention."""
 
 import pytest
 import torch
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from hf_bidir import signed, unsigned
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain import explain, head_contributions, token_scores
+from hf_bidir.explain import explain, head_contributions
 from hf_bidir.explain.forward import record
 from hf_bidir.explain.request import methods_of
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -62,26 +59,3 @@ def test_every_method_that_needs_no_output_map_explains_differential_attention(m
     found = explain(differential(), tokenizer(), "a good film !", method, figures=["coefficients"])
     assert found.scores.isfinite().all()
     assert "subtracts those of blue ones" in found.coefficients.caption
-
-
-def minus_half_of_the_mean(module, query, key, value, attention_mask, scaling=None, **options):
-    """An attention function of a user whose coefficients are softmax minus half of uniform attention."""
-    scores = query @ key.mT * query.shape[-1] ** -0.5
-    scores = scores if attention_mask is None else scores.masked_fill(~attention_mask, -torch.inf)
-    kept = torch.ones_like(scores) if attention_mask is None else attention_mask.to(scores)
-    coefficients = scores.softmax(-1) - 0.5 * kept / kept.sum(-1, keepdim=True)
-    return (coefficients @ value).transpose(1, 2), coefficients
-
-
-def test_coefficients_below_0_that_a_users_function_returns_are_explained(monkeypatch):
-    monkeypatch.setitem(AttentionInterface._global_mapping, "half-mean", minus_half_of_the_mean)
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "half-mean", sdpa_mask)
-    model = unsigned(family("BertForSequenceClassification", 0.0, vocab_size=40))
-    model.set_attn_implementation("half-mean")
-    expected = model(**inputs_of(model)).logits
-    model = signed(model, negative_mass=0)
-    outputs, maps, _ = record(model, inputs_of(model))
-    torch.testing.assert_close(outputs.logits, expected)
-    assert all((found < -0.01).any() for found in maps)
-    for method in ("contributions", "erasure", "rollout"):
-        assert token_scores(model, inputs_of(model), method, 1).isfinite().all()

@@ -54,16 +54,6 @@ def test_shares_after_a_norm_are_those_of_the_normed_summands():
     torch.testing.assert_close(token_shares(ForwardCache(model, inputs))[-1][0], shares_of(normed, after))
 
 
-@pytest.mark.parametrize("name", ["DistilBert", "Albert"])  # one layer in several runs
-def test_padding_has_no_share(name):
-    model = family(f"{name}ForSequenceClassification")
-    layers = token_shares(ForwardCache(model, inputs_of(model)))
-    assert len(layers) == 3
-    for layer in layers:
-        torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:2]))
-        assert layer[1, :4, 4:].max() < 1e-6
-
-
 def test_what_is_no_sum_of_attention_and_skip_connection_is_refused():
     with pytest.raises(ValueError, match=r"around the BeitAttention .* Use contributions"):
         token_shares(ForwardCache(family("BeitForImageClassification", **PICTURES), images()))
