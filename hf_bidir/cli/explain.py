@@ -10,6 +10,8 @@ from hf_bidir.cli.app import app, running
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.explain.registry import METHODS
 
+LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+
 
 @app.command()
 def explain(
@@ -106,10 +108,18 @@ def explain(
         holds_explanation(output)  # refuses a folder of something else before an explanation, which may take minutes
         inputs: Any = _messages(text_or_image) if chat else text_or_image
         model, processor = load_checkpoint(checkpoint)
+        _check_no_file(model, inputs)
         explanation: Any = api.explain(model, processor, inputs, **choices)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     typer.echo(f"Saved: {written}")
+
+
+def _check_no_file(model: Any, text: Any) -> None:
+    """Raise ValueError for the name of a file where a text is expected."""
+    takes_files = model.main_input_name == "pixel_values" or not isinstance(text, str)
+    if not takes_files and len(text) < LONGEST_NAME and Path(text).is_file():
+        raise ValueError(f"expected a text, got the file {text}; {type(model).__name__} takes the text itself.")
 
 
 def _messages(text: str) -> list[dict[str, str]]:
@@ -119,6 +129,6 @@ def _messages(text: str) -> list[dict[str, str]]:
     expected = f'expected a list of messages {{"role": "user", "content": "…"}} in {text}'
     with as_input_error(f"{expected}; it is no JSON: "):
         messages = json.loads(Path(text).read_text(encoding="utf-8"))
-    if not isinstance(messages, list):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError(f"{expected}.")
     return messages

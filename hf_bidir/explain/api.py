@@ -97,7 +97,7 @@ def explain_each(
 
 
 def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
-    """Whether texts of different lengths can run together, which takes a padding token, and none needs its position."""
+    """Whether texts of different lengths form a batch: the tokenizer pads, and the model has one output per text."""
     pads = getattr(processor, "pad_token_id", None) is not None
     return pads and not takes_one_row(model) and not kind_of(model).per_token
 

@@ -19,7 +19,7 @@ from hf_bidir.modeling.signed_layers import signed_layers
 DIFFERENTIAL = "DiffLlamaAttention"  # subtracts two maps
 
 
-class Recording(NamedTuple):
+class ForwardPass(NamedTuple):
     """What one pass computes; coefficients and values have an entry for each run of a layer, in order, as in ALBERT."""
 
     outputs: ModelOutput
@@ -43,22 +43,22 @@ class ForwardCache:
         self.units = units
 
     @cached_property
-    def recording(self) -> Recording:
+    def forward_pass(self) -> ForwardPass:
         """The pass, without a graph."""
         with torch.inference_mode(False), torch.no_grad():
-            return record(self.model, self.inputs)
+            return forward_pass(self.model, self.inputs)
 
     @property
     def outputs(self) -> ModelOutput:
-        return self.recording.outputs
+        return self.forward_pass.outputs
 
     @property
     def coefficients(self) -> list[Tensor]:
-        return self.recording.coefficients
+        return self.forward_pass.coefficients
 
     @property
     def values(self) -> list[tuple[nn.Module, Tensor]]:
-        return self.recording.values
+        return self.forward_pass.values
 
     def outputs_alone(self) -> ModelOutput:
         """The outputs; where no pass has run, of one that keeps no coefficients, which are large for a long text."""
@@ -159,8 +159,9 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
         raise ValueError(
             f"expected at most {limit} tokens, got {main.shape[1]}; tokenize with truncation=True, max_length={limit}."
         )
-    # inference-mode tensors cannot have gradients, their clones can
-    return {key: value.to(device_of(model)).clone() for key, value in tensors.items()}
+    # inference-mode tensors cannot have gradients, their clones can; position_ids may come as one row
+    rows = {key: value.expand(len(main), *value.shape[1:]) for key, value in tensors.items()}
+    return {key: value.to(device_of(model)).clone() for key, value in rows.items()}
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
@@ -171,7 +172,7 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
     return torch.ones(len(main), length, dtype=torch.bool, device=main.device)
 
 
-def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Recording:
+def forward_pass(model: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardPass:
     """Run the model on any attention backend, and keep what it computes.
 
     Outputs and coefficients are differentiable if gradients are enabled, even with frozen weights.
@@ -184,7 +185,7 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Recording:
             stack.enter_context(edited_coefficients(layer, reader.edit))
             stack.enter_context(observed_layers(layer, reader.observe))
         outputs = model(**inputs, return_dict=True)
-    return Recording(outputs, coefficients, values)
+    return ForwardPass(outputs, coefficients, values)
 
 
 class Reader:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, record
+from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, forward_pass
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
 from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.registry import METHODS
@@ -96,7 +96,7 @@ def _crossing_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
             crossing.add(layer)
 
     with hooked(signed_layers(model), before=note):
-        outputs, maps, values = record(model, inputs)
+        outputs, maps, values = forward_pass(model, inputs)
     if attends_between_tokens(model):
         runs = zip(maps, values, strict=True)
         maps = [coefficients for coefficients, (layer, _) in runs if layer in crossing]

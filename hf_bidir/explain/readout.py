@@ -20,7 +20,7 @@ from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
-LISTED = 20  # classes in a message
+LISTED_CLASSES = 20  # in a message
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     """The index of a class for each row, `[batch]`."""
     batch, count = logits.shape
     labels = model.config.id2label
-    known = list(labels.values()) if len(labels) == count <= LISTED else f"0 to {count - 1}"
+    known = list(labels.values()) if len(labels) == count <= LISTED_CLASSES else f"0 to {count - 1}"
     unknown = f"target {target!r} does not exist; choose one of {known}, or one per example ({batch})."
     if isinstance(target, str):
         target = _class_named(labels, target, unknown)

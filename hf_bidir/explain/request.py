@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
-LISTED = 1000  # characters of the positions in a message
+MOST_LISTED = 1000  # characters of the positions in a message
 COEFFICIENTS, HEADS = FIGURES = "coefficients", "heads"  # beside the scores
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None
@@ -131,9 +131,10 @@ class Request:
             position = ids.index(tokenizer.mask_token_id)
         if position not in range(len(ids)):
             masked = f"{tokenizer.mask_token} in the text, or " if kind.names_tokens and not kind.causal else ""
-            listed = ", ".join(f"{place} {token}" for place, token in enumerate(spelled(tokenizer, ids)))
+            places = [f"{place} {token}" for place, token in enumerate(spelled(tokenizer, ids))]
+            listed = shortened(", ".join(places), MOST_LISTED)
             raise ValueError(
-                f"expected {masked}the position of a token (--position): {shortened(listed, LISTED)}; got {position}."
+                f"expected {masked}the position of a token (--position): {listed}; got {position}."
             )
         located = replace(self, position=position)
         if not kind.names_tokens:

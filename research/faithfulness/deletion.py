@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.forward import attends_between_tokens, keep_mask_of, prepared_inputs, read_position, record
+from hf_bidir.explain.forward import attends_between_tokens, forward_pass, keep_mask_of, prepared_inputs, read_position
 from hf_bidir.explain.inputs.image import leading_tokens, patch_grid, patch_size
 from research.faithfulness.interventions import class_probabilities
 
@@ -111,7 +111,7 @@ def special_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: T
         return before_patches(model, inputs["pixel_values"], keep.shape[1]).to(keep.device)
     if not attends_between_tokens(model):
         return torch.zeros_like(keep)
-    read = read_position(record(model, inputs).coefficients[-1], keep)
+    read = read_position(forward_pass(model, inputs).coefficients[-1], keep)
     return torch.arange(keep.shape[1], device=keep.device) == read.unsqueeze(1)
 
 

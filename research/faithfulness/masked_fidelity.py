@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.forward import keep_mask_of, prepared_inputs, record, sequence_length
+from hf_bidir.explain.forward import forward_pass, keep_mask_of, prepared_inputs, sequence_length
 from research.faithfulness.deletion import ranks, special_tokens, without_tokens
 from research.faithfulness.interventions import class_probabilities
 
@@ -139,5 +139,5 @@ def _keep(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     if "pixel_values" not in inputs:
         return keep_mask_of(inputs, inputs["input_ids"].shape[1])
     with torch.no_grad():
-        length = sequence_length(model, inputs, record(model, inputs).coefficients)
+        length = sequence_length(model, inputs, forward_pass(model, inputs).coefficients)
     return keep_mask_of(inputs, length)

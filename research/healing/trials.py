@@ -32,7 +32,7 @@ from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.checkpoints.reading import open_checkpoint
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.finetune.distillation import divergence, relative_error
 from hf_bidir.modeling.signed_layers import attention_layers, signed_layers
 
@@ -225,7 +225,7 @@ def scores(student: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, flo
     numbers = perplexities(student.eval(), blocks)
     with without_negatives(student):
         numbers |= {f"{kind}_without": value for kind, value in perplexities(student, blocks).items()}
-    coefficients = record(student, {"input_ids": torch.cat([x[:2] for x in blocks.values()])}).coefficients
+    coefficients = forward_pass(student, {"input_ids": torch.cat([x[:2] for x in blocks.values()])}).coefficients
     visible = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=coefficients[0].device).tril()
     numbers["negative_share"] = sum((a[..., visible] < 0).float().mean().item() for a in coefficients) / len(
         coefficients

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import hf_bidir
 from benchmarks.runs import read_runs, where
 from hf_bidir.common.files import read_json
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.finetune.arguments import BlockArguments
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, read_documents
@@ -180,7 +180,7 @@ def looked_into(model: PreTrainedModel, blocks: Tensor) -> tuple[list[Tensor], l
         for layer in model.model.layers
     ]
     for batch in blocks.split(BATCH):
-        coefficients.append(record(model, {"input_ids": batch}).coefficients)
+        coefficients.append(forward_pass(model, {"input_ids": batch}).coefficients)
     for hook in hooks:
         hook.remove()
     layers = len(hooks)

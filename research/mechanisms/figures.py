@@ -10,7 +10,7 @@ from pandas import DataFrame
 from benchmarks.runs import where
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import explain, load_checkpoint, read_text, score_grid
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.finetune.data.sources import read_table
 from research.mechanisms.data import LEVELS
 from research.runs import is_finished
@@ -33,7 +33,7 @@ def draw_coefficients(name: str, run: Path, picture: Path) -> None:
         figure = score_grid(scores, alignment.written, alignment.source, unit=unit, caption=caption)
     else:
         example = read_text(tokenizer, MIXED, model.config.max_position_embeddings)
-        layers = record(model, example.inputs).coefficients
+        layers = forward_pass(model, example.inputs).coefficients
         queries = example.tokens if name == "window" else ["query"]
         figure = score_grid(layers[0][0, 0], queries, example.tokens, unit="coefficient a", caption=caption)
     save_figure(figure, picture, dpi=90)
@@ -61,7 +61,7 @@ def draw_pixels(task: str, mechanisms: Sequence[str], runs: Path, picture: Path)
     for panel, ((mechanism, activation), folder) in zip(panels[:, 1:].flat, folders.items(), strict=True):
         model, tokenizer = load_checkpoint(folder)
         example = read_text(tokenizer, row["text"], model.config.max_position_embeddings)
-        output, layers, _ = record(model, example.inputs)
+        output, layers, _ = forward_pass(model, example.inputs)
         coefficients = layers[0][0, 0, 0].detach().numpy().reshape(side, side)
         largest = abs(coefficients).max()
         shown = panel.imshow(coefficients, cmap="RdBu_r", vmin=-largest, vmax=largest)

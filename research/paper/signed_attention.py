@@ -21,7 +21,7 @@ from benchmarks.measure import ROOT
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.draw.figures import Scale, text_color_on
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from research.runs import command_line
 
 SENTENCE, POSITIVE = "a charming film with a weak ending", 1
@@ -55,7 +55,7 @@ def explain(folder: Path) -> Row:
     model, tokenizer = load_checkpoint(folder)
     model.requires_grad_(False)
     example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
-    ((attended,),) = record(model, example.inputs).coefficients  # of one layer and one text
+    ((attended,),) = forward_pass(model, example.inputs).coefficients  # of one layer and one text
     supported = token_scores(model, example.inputs, "contributions", POSITIVE)[0]
     coefficients, contributions = (example.by_token(scores.detach()).numpy() for scores in (attended[0, 0], supported))
     probabilities = model(**example.inputs).logits[0].softmax(-1)

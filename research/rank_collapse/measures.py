@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import Projections, projections
-from hf_bidir.explain.forward import keep_mask_of, prepared_inputs, record
+from hf_bidir.explain.forward import forward_pass, keep_mask_of, prepared_inputs
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def path_states(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
     over the layers sums all paths of each length.
     """
     inputs = prepared_inputs(model, inputs)
-    outputs, coefficients, _ = record(model, {**inputs, "output_hidden_states": True})
+    outputs, coefficients, _ = forward_pass(model, {**inputs, "output_hidden_states": True})
     start = outputs.hidden_states[0]
     by_length = [start] + [torch.zeros_like(start)] * len(coefficients)
     for layer, a in zip(projections(model), coefficients, strict=True):

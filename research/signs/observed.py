@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 
 RESAMPLES = 2000
 VIGINTILES = torch.linspace(0.05, 0.95, 19)  # thresholds to choose from
@@ -45,7 +45,7 @@ def layers_of(
         seen.append((value, context))
 
     with torch.set_grad_enabled(explained is not None), observed_layers(model, observe):
-        outputs, coefficients, _ = record(model, inputs)
+        outputs, coefficients, _ = forward_pass(model, inputs)
         gradients: Sequence[Tensor | None] = [None] * len(seen)
         if explained is not None:
             gradients = torch.autograd.grad(explained(outputs), [context for _, context in seen])

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hf_bidir import signed
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain import ForwardCache, Request, edge_contributions
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from research.signs import copies, effects, negations, quiet
 from research.signs.observed import layers_of, output_maps
 from research.signs.orientation import sign_shares
@@ -135,7 +135,7 @@ def test_direct_effects_are_what_the_last_state_loses_on_the_copy_without_these_
 def test_the_share_of_a_head_is_that_of_its_frequent_sign_over_texts_and_depends_on_no_flip():
     model, batch = bert(), sentences()
     edges = edge_contributions(ForwardCache(model, batch), Request(target=1))
-    coefficients = record(model, batch).coefficients
+    coefficients = forward_pass(model, batch).coefficients
     keep = batch["attention_mask"][:, None, :, None]
     for layer, (edge, a) in enumerate(zip(edges, coefficients, strict=True)):
         signed_pull = edge * a.sign() * keep  # |a| ∂y/∂a

@@ -5,7 +5,7 @@ import torch
 
 from hf_bidir.explain import ForwardCache, Request, read_text
 from hf_bidir.explain.coefficients import head_of_query
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import bert, family, pooling, tokenizer
 
@@ -19,7 +19,7 @@ def shown_of(model, **choices):
 
 @torch.no_grad()
 def recorded(model, example):
-    return record(model, example.inputs)
+    return forward_pass(model, example.inputs)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
 from hf_bidir.explain import METHODS, ForwardCache, edge_contributions, token_scores, value_weighted
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from tests.explain.conftest import FAMILIES, PICTURES, TEXTS, asked, family, flip_heads, inputs_of, picture, saved
 
 REGISTERS = "Dinov2WithRegistersForImageClassification"
@@ -54,7 +54,7 @@ def test_flipped_heads_negate_their_coefficients_and_change_no_score(scored):
     flip_heads(flipped, flips)
     for method, scores in by_method.items():
         torch.testing.assert_close(token_scores(flipped, inputs, method, 1), scores, atol=1e-4, rtol=1e-3, msg=method)
-    before, after = (record(either, inputs).coefficients for either in (model, flipped))
+    before, after = (forward_pass(either, inputs).coefficients for either in (model, flipped))
     calls = len(before) // len(flips)  # ALBERT runs one layer several times
     signs = (1 - 2.0 * flips).repeat_interleave(calls, 0)[:, None, :, None, None]
     for first, second, sign in zip(before, after, signs, strict=True):
@@ -118,7 +118,7 @@ def test_inputs_that_the_model_cannot_read_are_named(inputs, named):
 def test_a_decoder_is_explained_at_its_last_token(name):
     model = family(name)
     inputs = inputs_of(model)
-    coefficients = record(model, inputs).coefficients[-1]
+    coefficients = forward_pass(model, inputs).coefficients[-1]
     expected = torch.stack([coefficients[0, :, 5].abs().mean(0), coefficients[1, :, 3].abs().mean(0)])
     torch.testing.assert_close(token_scores(model, inputs, "attention"), expected.detach())
     read = token_scores(model, inputs, "erasure-token") == 0

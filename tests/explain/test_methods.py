@@ -5,14 +5,14 @@ import torch
 
 from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, head_contributions, token_scores
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.explain.methods import sink_note
 from tests.explain.conftest import asked, bert, family, images, sentences, vit
 
 
 def coefficients(model, inputs):
     with torch.no_grad():
-        return record(model, inputs).coefficients
+        return forward_pass(model, inputs).coefficients
 
 
 @pytest.mark.parametrize("position", [None, 50])
@@ -32,6 +32,12 @@ def test_padding_on_the_left_changes_no_score(method):
     scores, alone = (token_scores(model, inputs, method, target=1)[0] for inputs in (padded, {"input_ids": text}))
     torch.testing.assert_close(scores[3:], alone, atol=1e-4, rtol=1e-3)
     assert not scores[:3].any()
+
+
+@pytest.mark.parametrize("method", ["erasure", "integrated-gradients"])
+def test_positions_in_one_row_are_those_of_every_text(method):
+    scores = token_scores(bert(), sentences() | {"position_ids": torch.arange(6)[None]}, method, target=1)
+    torch.testing.assert_close(scores, token_scores(bert(), sentences(), method, target=1))
 
 
 @pytest.mark.parametrize("method", ["integrated-attnlrp", "integrated-gradients", "erasure-token"])
@@ -102,3 +108,4 @@ def test_bad_input_is_one_error_with_the_expectation(options, message):
 def test_a_sink_that_holds_almost_all_scores_is_named(method, scores, named):
     note = sink_note(method, ["[CLS]", "good", "[SEP]"], [True, False, True], torch.tensor(scores))
     assert (named in note) if named else note == ""
+    assert not sink_note(method, ["[CLS]"], [True], torch.ones(1))  # there is no other token to rank

@@ -33,9 +33,12 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
         (("{folder}/absent", TEXT), "expected a folder with config.json"),
         (("{folder}", TEXT, "--output", "{folder}/config.json"), "config.json"),
         (("{digits}", "{folder}/config.json"), "cannot be read as one"),
+        (("{folder}", "{folder}/config.json"), "config.json; BidirBertForSequenceClassification takes the text itself"),
+        (("{folder}", "{folder}/texts.json", "--chat"), 'a list of messages {"role": "user"'),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, named):
+    (checkpoint / "texts.json").write_text('["hi"]', encoding="utf-8")
     source, *others = (word.format(folder=checkpoint, digits=DIGITS) for word in words)
     result = run(source, "--output", tmp_path / "out", *others)
     *_, last = result.output.splitlines()

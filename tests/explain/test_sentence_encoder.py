@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from hf_bidir import convert_checkpoint
 from hf_bidir.cli import app
 from hf_bidir.explain import explain, load_checkpoint, token_scores
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.explain.request import methods_of
 from tests.explain.conftest import SHAPE, bert, tokenizer, with_biases
 
@@ -81,7 +81,7 @@ def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean, enc
 def test_the_coefficients_that_are_shown_are_the_mean_over_the_pooled_queries(encoder):
     found = explain(*encoder, TEXT, figures=["coefficients"])
     shown = found.coefficients
-    rows = record(encoder[0], found.example.inputs).coefficients[shown.layer][0, shown.head]
+    rows = forward_pass(encoder[0], found.example.inputs).coefficients[shown.layer][0, shown.head]
     torch.testing.assert_close(shown.values, found.example.by_token(rows.detach().mean(0)))
     assert shown.query == "the mean over all queries"
 

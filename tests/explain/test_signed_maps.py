@@ -6,7 +6,7 @@ import torch
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain import explain, head_contributions
-from hf_bidir.explain.forward import record
+from hf_bidir.explain.forward import forward_pass
 from hf_bidir.explain.request import methods_of
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import ROTARY, TEXTS, asked, family, inputs_of, tokenizer
@@ -23,7 +23,7 @@ def test_a_layer_of_differential_attention_computes_its_signed_map_times_its_val
     model, into = differential(negative_mass), []
     outputs = [layer.o_proj for layer in signed_layers(model)]
     with torch.no_grad(), hooked(outputs, before=lambda module, args, kwargs: into.append(args[0])):
-        _, maps, values = record(model, inputs_of(model))
+        _, maps, values = forward_pass(model, inputs_of(model))
     assert all((found < -0.01).any() for found in maps)
     for layer, found, (same, value), expected in zip(signed_layers(model), maps, values, into, strict=True):
         assert same is layer
@@ -51,7 +51,7 @@ def test_reading_its_map_changes_no_output_of_differential_attention(dtype):
     model, inputs = differential().to(dtype), inputs_of(differential())
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        assert torch.equal(record(model, inputs).outputs.logits, model(**inputs).logits)
+        assert torch.equal(forward_pass(model, inputs).outputs.logits, model(**inputs).logits)
 
 
 @pytest.mark.parametrize("method", [m for m in methods_of(differential()) if m not in ("values", "alti")])

@@ -213,7 +213,7 @@ def draw_words(
 
 
 def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str) -> Any:
-    """The panel with a coloured cell for each value of `[rows, columns]` that is not NaN, and labels of the first."""
+    """The panel with a coloured cell for each value of `[rows, columns]` that is not NaN, labels in the first ones."""
     panel = figure.subplots()
     panel.imshow(grid, aspect="auto", **scale.shading)
     panel.tick_params(length=0, labelsize=8)

@@ -12,7 +12,7 @@ from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, LAYER_DEFAULT
 from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
-FAST = (
+FAST_NOTE = (
     f"{CAUSAL_DEFAULT}, the default of causal language models, would need {{}} forward passes; {CAUSAL_FAST} needs one "
     f'backward pass and is less faithful. Choose method="{CAUSAL_DEFAULT}" (--method {CAUSAL_DEFAULT}) to wait for it.'
 )
@@ -59,7 +59,7 @@ def scored(
     """
     score = score or (lambda cache, request: request.entry.scores(cache, request))
     resolved = request.resolved(cache.model, cache.passes)
-    note = FAST.format(cache.passes) if resolved.method == CAUSAL_FAST and request.method is None else ""
+    note = FAST_NOTE.format(cache.passes) if resolved.method == CAUSAL_FAST and request.method is None else ""
     try:
         return score(cache, resolved), resolved, note
     except NoRule as error:
@@ -75,7 +75,7 @@ def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], score
     totals = scores.reshape(-1, len(tokens)).sum(0)
     largest = int(totals.argmax())
     share = (totals[largest] / totals.sum()).item()
-    is_sink = share >= SINK and (largest == 0 or special[largest])  # False where all scores are 0
+    is_sink = len(tokens) > 1 and share >= SINK and (largest == 0 or special[largest])  # False where all scores are 0
     if METHODS[method].explains_output or not is_sink:
         return ""
     return (

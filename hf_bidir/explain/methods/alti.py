@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.checkpoints.linear_maps import parameter_of
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, record, sequence_length
+from hf_bidir.explain.forward import ForwardCache, forward_pass, sequence_length
 from hf_bidir.explain.methods.attention import attention_rollout, from_source, layers_up_to
 from hf_bidir.explain.methods.contributions import output_maps, transformed_values
 from hf_bidir.explain.request import Request
@@ -98,7 +98,7 @@ def _recorded(cache: ForwardCache) -> tuple[list[Tensor], list[_Block]]:
         hooked(signed_layers(cache.model), before=before_layer),
         observed_layers(cache.model, after_attention),
     ):
-        coefficients = record(cache.model, cache.inputs).coefficients
+        coefficients = forward_pass(cache.model, cache.inputs).coefficients
     return coefficients, blocks
 
 

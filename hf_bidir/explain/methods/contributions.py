@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain.forward import ForwardCache, check_exists, record, sequence_length
+from hf_bidir.explain.forward import ForwardCache, check_exists, forward_pass, sequence_length
 from hf_bidir.explain.methods.attention import from_source, layers_up_to
 from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import Request
@@ -52,7 +52,7 @@ def edge_contributions(cache: ForwardCache, request: Request) -> tuple[Tensor, .
 def coefficients_and_gradients(cache: ForwardCache, request: Request) -> tuple[list[Tensor], list[Tensor]]:
     """`a` and `∂y/∂a` of every run of a layer, `[batch, heads, queries, keys]`; 0 where `a` does not affect `y`."""
     with torch.inference_mode(False), torch.enable_grad():
-        outputs, coefficients, _ = record(cache.model, cache.inputs)
+        outputs, coefficients, _ = forward_pass(cache.model, cache.inputs)
         y = readout_of(cache, request, outputs)(outputs)
         gradients = torch.autograd.grad(y.sum(), coefficients, materialize_grads=True)
     return [layer.detach() for layer in coefficients], list(gradients)
