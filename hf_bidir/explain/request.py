@@ -133,9 +133,7 @@ class Request:
             masked = f"{tokenizer.mask_token} in the text, or " if kind.names_tokens and not kind.causal else ""
             places = [f"{place} {token}" for place, token in enumerate(spelled(tokenizer, ids))]
             listed = shortened(", ".join(places), MOST_LISTED)
-            raise ValueError(
-                f"expected {masked}the position of a token (--position): {listed}; got {position}."
-            )
+            raise ValueError(f"expected {masked}the position of a token (--position): {listed}; got {position}.")
         located = replace(self, position=position)
         if not kind.names_tokens:
             return located
