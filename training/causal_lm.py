@@ -30,6 +30,7 @@ from transformers import default_data_collator, set_seed
 
 from hf_bidir import BidirLlamaConfig
 from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import BlockArguments, HealingArguments, ModelArguments, ScheduleArguments, option
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, fit_max_length, read_documents
@@ -59,6 +60,13 @@ class CausalModelArguments(ModelArguments):
     num_attention_heads: int = option(6, "From scratch: the number of heads; must divide hidden_size.")
     dropout: float = option(0.0, "From scratch: dropout of attention coefficients.")
     vocab_size: int = option(4096, "From scratch: the size of the byte-level vocabulary.")
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise InputError(
+                f"expected heads of an even width, for rotary positions; got hidden_size {self.hidden_size} and "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Options of data, models, schedules and runs, as dataclasses for `hf_bidir.cli.script.parse`."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,12 @@ import torch
 from transformers import TrainingArguments
 
 from hf_bidir.common.errors import InputError
+
+RANGES = {  # options of the data with the least and the largest value
+    "max_train_samples": (1, math.inf),
+    "max_eval_samples": (1, math.inf),
+    "mask_share": (0.01, 1),
+}
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -30,6 +37,12 @@ class SourceArguments:
     drop_bad_rows: bool = option(
         False, "Leave out rows without readable input or label, or of unusable classes; default: an error lists them."
     )
+
+    def __post_init__(self) -> None:
+        for name, (least, largest) in RANGES.items():
+            value = getattr(self, name, None)
+            if value is not None and not least <= value <= largest:
+                raise InputError(f"expected --{name} from {least} to {largest}; got {value}")
 
     @property
     def files(self) -> dict[str, list[str]]:
@@ -194,6 +207,7 @@ class ModelArguments(AdapterArguments):
     num_attention_heads: int = option(4, "From scratch: the number of heads; must divide hidden_size.")
     intermediate_size: int = option(512, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
+    initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
     attn_scope: str = option("global", "From scratch: the scope, global or window (attn_window positions).")
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 

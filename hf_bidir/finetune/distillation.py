@@ -64,7 +64,7 @@ class DistillationTrainer(SignedTrainer):
         self, *, teacher: PreTrainedModel, match: str = STATES, keep_signs: bool = False, **kwargs: Any
     ) -> None:
         args, student = kwargs["args"], kwargs["model"]
-        if keep_signs and reruns_layers(args):
+        if keep_signs and runs_layers_outside_penalties(args):
             raise InputError(
                 "expected keep_signs false with gradient_checkpointing or several GPUs in one process, which run "
                 "layers outside the penalties; leave out gradient_checkpointing, or start one process per GPU by "
@@ -135,7 +135,7 @@ def parameters_before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter
         yield parameter
 
 
-def reruns_layers(args: TrainingArguments) -> bool:
+def runs_layers_outside_penalties(args: TrainingArguments) -> bool:
     """Whether layers run outside the penalties: again in the backward pass, or in threads of several GPUs."""
     return args.gradient_checkpointing or args.n_gpu > 1
 

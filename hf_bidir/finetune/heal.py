@@ -24,7 +24,13 @@ from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArgume
 from hf_bidir.finetune.data.image_data import ImageCollator, read_unlabelled_images
 from hf_bidir.finetune.data.splits import Splits, sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer, classifies, reruns_layers
+from hf_bidir.finetune.distillation import (
+    PREDICTIONS,
+    STATES,
+    DistillationTrainer,
+    classifies,
+    runs_layers_outside_penalties,
+)
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
@@ -110,7 +116,7 @@ def heal(
         The content of all_results.json.
 
     Raises:
-        InputError: the checkpoint, its teacher or the data cannot be used, or the folder is in use.
+        InputError: the checkpoint, its teacher or the data cannot be used, or the folder holds another run.
     """
     source = arguments.model_name_or_path
     if not source:
@@ -121,7 +127,7 @@ def heal(
     splits, processor, collators = healing_data(data, args, source, student, processors)
     keep_signs = arguments.keep_signs
     if keep_signs is None:
-        keep_signs = getattr(student, "attends_between_tokens", True) and not reruns_layers(args)
+        keep_signs = getattr(student, "attends_between_tokens", True) and not runs_layers_outside_penalties(args)
     args.typed["keep_signs"] = keep_signs
     files = documents(source)
     if licence := _licence(files.get(CARD)):

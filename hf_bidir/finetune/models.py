@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEEDS = {  # options without effect, by the one that they need
+NEEDS = {  # required option: options that have no effect without it
     "negative_mass_until": {"negative_mass_start", "negative_mass_end"},
     "lora_rank": {"lora_alpha", "lora_dropout", "lora_targets"},
     "model_name_or_path": {"lora_rank"},
@@ -41,7 +41,8 @@ CONFLICTS = [  # an adapter has the attention of its base model
 ]
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
 SHAPE = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "attn_scope", "attn_window",
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "initializer_range", "attn_scope",
+    "attn_window",
 )  # fmt: skip
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
@@ -164,8 +165,10 @@ def saved_tokenizer(source: str, config: PretrainedConfig) -> PreTrainedTokenize
 
 
 def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer; if it has no padding token, its end token becomes one."""
+    """The tokenizer; if it has no padding token, its end token becomes one. InputError if it has neither."""
     if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InputError(f"the tokenizer of {source} has neither a padding token nor one that ends a text; add one")
         tokenizer.pad_token = tokenizer.eos_token
         logger.warning("%s has no padding token; texts are padded with its %s.", source, tokenizer.eos_token)
     return tokenizer

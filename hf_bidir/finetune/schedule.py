@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
-from hf_bidir.common.errors import as_input_error
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import ScheduleArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
 
@@ -82,5 +82,10 @@ def schedule_for(options: ScheduleArguments, config: PretrainedConfig) -> Negati
         start = options.negative_mass_start
         if start is None:
             start = config.attn_negative_mass or NEARLY_SOFTMAX
+        if isinstance(start, list | tuple):
+            raise InputError(
+                "the model has several negative masses, which a schedule replaces by a single one; give "
+                "--negative_mass_start to accept this, or leave out --negative_mass_until"
+            )
         end = 1.0 if options.negative_mass_end is None else options.negative_mass_end
         return NegativeMassSchedule(start, end, until=options.negative_mass_until)

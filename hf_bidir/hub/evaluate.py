@@ -45,7 +45,7 @@ ARGUMENTS: dict[str, Any] = {  # the data options of the training script, by tas
     "image-classification": ImageDataArguments,
     "text-generation": BlockArguments,
 }
-Examples = tuple[Dataset, Callable]  # and the collator that makes batches of them
+CollatedData = tuple[Dataset, Callable]  # and the collator that makes batches of them
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,11 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no such checkpoint, or it cannot be reached.
+        ValueError: a revision was given for a folder.
     """
     if Path(source).is_dir():
+        if revision:
+            raise ValueError(f"{source} is a folder and has no revisions; leave out the revision {revision}.")
         return Path(source)
     patterns: dict[str, Any] = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
     try:
@@ -259,7 +262,7 @@ def _choose_data(arguments: Any, data: str, split: str) -> dict[str, str]:
     return source_of([Path(data)])
 
 
-def _read_labelled(model: PreTrainedModel, folder: Path, arguments: Any, split: str) -> Examples:
+def _read_labelled(model: PreTrainedModel, folder: Path, arguments: Any, split: str) -> CollatedData:
     """The examples of a split for a classifier, read as in training."""
     names = _classes(model)
     indices = [str(index) for index in range(len(names))]
@@ -284,7 +287,7 @@ def _read_labelled(model: PreTrainedModel, folder: Path, arguments: Any, split: 
     return tokenize(examples, tokenizer, length), DataCollatorWithPadding(tokenizer)
 
 
-def _read_blocks(model: PreTrainedModel, folder: Path, arguments: BlockArguments, split: str) -> Examples:
+def _read_blocks(model: PreTrainedModel, folder: Path, arguments: BlockArguments, split: str) -> CollatedData:
     """The blocks of a split for a language model, sampled as in the training script."""
     tokenizer = saved_tokenizer(str(folder), model.config)
     blocks = cut_into_blocks(read_documents(arguments), tokenizer, arguments.block_size)

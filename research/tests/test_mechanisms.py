@@ -10,6 +10,7 @@ from datasets import Dataset, Features, Image, Value
 from matplotlib.figure import Figure
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
+from hf_bidir.cli.script import parse
 from hf_bidir.finetune.data.tokenizer import train_words
 from research.mechanisms import data, figures
 from research.mechanisms.data import (
@@ -20,6 +21,8 @@ from research.mechanisms.data import (
     words_of,
     write_day,
 )
+from research.mechanisms.run import MECHANISMS, settings_of, trials
+from research.runs import TRAINING
 
 DATES = DateNormalisation(train=300, validation=40, test=60)
 
@@ -93,3 +96,10 @@ def test_an_image_is_a_text_of_its_mean_grey_levels():
     features = Features({"image": Image(), "label": Value("int64")})
     (row,) = data.as_texts(Dataset.from_dict({"image": [image], "label": [0]}, features=features), side=2)
     assert row["text"] == "grey0 grey16 grey3 grey6"  # 255 is 16
+
+
+def test_every_mechanism_names_options_that_its_training_script_knows():
+    for trial in trials([*MECHANISMS], seeds=1):
+        task, mechanism, activation = trial["task"], trial["mechanism"], trial["activation"]
+        kind, settings = settings_of(task, mechanism, "softmax" if activation == "none" else activation)
+        parse(TRAINING[kind].OPTIONS, settings | MECHANISMS[task][mechanism] | {"output_dir": "unused"})

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +15,7 @@ from transformers import (
 import hf_bidir
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import ModelArguments
-from hf_bidir.finetune.models import build_model, check_options, checkpoint_config
+from hf_bidir.finetune.models import able_to_pad, build_model, check_options, checkpoint_config, scratch_config
 from tests.training.checkpoints_of_others import checkpoint_of
 
 CLASSIFY = "AutoModelForSequenceClassification"
@@ -117,3 +119,17 @@ def test_only_a_checkpoint_gets_an_adapter():
     check_options(ModelArguments(), ["hidden_size", "attn_negative_mass"])
     with pytest.raises(InputError, match="--lora_rank needs --model_name_or_path"):
         check_options(ModelArguments(), ["lora_rank"])
+
+
+def test_a_tokenizer_that_can_neither_pad_nor_end_a_text_is_refused():
+    tokenizer = SimpleNamespace(pad_token=None, eos_token=None)
+    with pytest.raises(InputError, match="padding"):
+        able_to_pad(tokenizer, "someone/model")
+    tokenizer.eos_token = "</s>"
+    assert able_to_pad(tokenizer, "someone/model").pad_token == "</s>"
+
+
+def test_a_new_model_has_the_shape_and_the_initial_weights_asked_for():
+    arguments = ModelArguments(hidden_size=64, initializer_range=0.5)
+    config = scratch_config(BertConfig, arguments, ["no", "yes"])
+    assert (config.hidden_size, config.initializer_range, config.num_labels) == (64, 0.5, 2)

@@ -99,5 +99,5 @@ def test_a_schedule_starts_close_to_softmax_unless_an_option_or_the_model_says_o
     assert schedule_for(ScheduleArguments(), BidirBertConfig()) is None
     several = BidirBertConfig(attn_negative_mass=[0.5] * 12)
     if not options:
-        with pytest.raises(InputError, match=r"--negative_mass_.*0\.5, 0\.5"):
+        with pytest.raises(InputError, match="give --negative_mass_start"):
             schedule_for(arguments, several)

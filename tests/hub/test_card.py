@@ -14,7 +14,7 @@ from hf_bidir.cli import app
 from hf_bidir.hub import build_model_card
 from hf_bidir.hub.card import write_card
 from hf_bidir.hub.files import digests
-from hf_bidir.hub.results import agree
+from hf_bidir.hub.results import agree, scores_of
 from tests.tiny_models import WORDS, word_tokenizer
 
 RESULTS = {
@@ -259,3 +259,9 @@ def test_the_command_saves_a_card_and_prints_what_in_it_does_not_agree_with_the_
     told = run("--check")
     assert told.exit_code == 1
     assert {"-| accuracy | 0.8125 |", "+| accuracy | 0.5000 |"} <= set(told.stderr.splitlines())
+
+
+def test_an_infinite_metric_which_a_run_saves_as_null_is_no_score():
+    assert scores_of({"eval_perplexity": None, "eval_accuracy": 0.0, "test_accuracy": 1.0}, "eval_") == {
+        "accuracy": 0.0
+    }

@@ -188,6 +188,7 @@ def test_errors_of_the_command_name_options_that_it_understands(stars, tmp_path)
     renamed = table(tmp_path / "renamed.parquet", ROWS, "review")
     for words, message in (
         ([stars[0], "--data", renamed], "--text_column"),
+        ([stars[0], "--revision", "v1"], "leave out the revision v1"),
         (["nobody/nothing-at-all", "--data", "x.parquet"], "nobody/nothing-at-all is neither"),
         (["nobody/nothing-at-all", "--save"], "--save needs a local folder"),
     ):

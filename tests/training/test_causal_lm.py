@@ -9,7 +9,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.hub import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import AT_THE_END, read
-from training.causal_lm import main
+from training.causal_lm import CausalModelArguments, main
 
 SENTENCE = "the quick brown fox jumps over the lazy dog; naïve, isn't it? 狐"
 SHAPE = shlex.split("--vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2")
@@ -70,3 +70,9 @@ def test_a_softmax_checkpoint_of_few_positions_goes_on_while_its_negative_mass_r
 def test_an_encoder_is_no_causal_language_model(family, message, text, tmp_path):
     with pytest.raises(InputError, match=message):
         main([*text, "--model_name_or_path", checkpoint_of(family, tmp_path / family)])
+
+
+def test_heads_of_an_odd_width_are_refused_before_the_text_is_read():
+    CausalModelArguments(hidden_size=30, num_attention_heads=3)
+    with pytest.raises(InputError, match=r"even width.*hidden_size 27"):
+        CausalModelArguments(hidden_size=27, num_attention_heads=3)

@@ -7,8 +7,12 @@ import pytest
 from transformers import Trainer
 
 from benchmarks.runs import read_runs
+from hf_bidir.cli.script import parse
 from research.paper import run
+from research.paper.deep_training import trainer_of
+from research.paper.experiments import NAMES, VARIANTS, read_experiments
 from research.paper.run import Cells, best_rate, beyond
+from research.runs import TRAINING
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +86,12 @@ def test_the_learning_rate_is_chosen_by_mean_validation_accuracy(accuracies, bes
         for seed, accuracy in enumerate(seeds)
     ]
     assert best_rate(pd.DataFrame(rows)) == best
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_names_options_that_its_training_script_knows(name):
+    (experiment,) = read_experiments([name])
+    for variant in experiment.variants:
+        settings = experiment.recipe | VARIANTS[variant] | {"output_dir": "unused"}
+        trainer_of(settings)
+        parse(TRAINING[experiment.kind].OPTIONS, settings)
