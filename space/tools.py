@@ -30,7 +30,7 @@ from models import (
 )
 from PIL import Image
 
-from hf_bidir.common.images import FORMATS
+from hf_bidir.common.images import image_formats
 from hf_bidir.explain import explain
 from hf_bidir.explain.request import methods_of
 from hf_bidir.explain.result import Alignment, Explanation
@@ -106,7 +106,7 @@ def _image(data: str) -> Image.Image:
         raise ValueError(f"expected an image of at most {LARGEST:,} letters in base64, got {len(data):,}.")
     try:
         content = base64.b64decode(data.rpartition(",")[2], validate=True)
-        opened = Image.open(io.BytesIO(content), formats=FORMATS)  # which reads the size alone
+        opened = Image.open(io.BytesIO(content), formats=image_formats())  # which reads the size alone
         if opened.width * opened.height <= MEGAPIXELS * 10**6:
             opened.load()
             return opened

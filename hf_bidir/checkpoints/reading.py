@@ -1,4 +1,7 @@
-"""Opens a checkpoint, signed or stock: what its files say is read once, its weights when they are asked for."""
+"""Opens a checkpoint, signed or stock: what its files say is read once, its weights when they are asked for.
+
+A model of sentence-transformers is downloaded completely when it is opened.
+"""
 
 from contextlib import suppress
 from dataclasses import dataclass

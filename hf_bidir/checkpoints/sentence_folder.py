@@ -72,9 +72,9 @@ class SentenceFolder:
 
     def copy_others(self, target: Path) -> None:
         """Copy the other modules, settings and prompts."""
-        for folder in self.folder.iterdir():
-            if folder.is_dir() and folder.name in self.other_folders:
-                shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
+        for path in self.other_folders:
+            if (self.folder / path).is_dir():
+                shutil.copytree(self.folder / path, target / path, dirs_exist_ok=True)
         for file in self.settings_files:
             shutil.copyfile(file, target / file.relative_to(self.folder))
         shutil.copyfile(self.folder / MODULES, target / MODULES)
@@ -84,8 +84,8 @@ class SentenceFolder:
 
 
 def sentence_folder(source: str | Path) -> SentenceFolder | None:
-    """The folder of sentence-transformers, downloaded from the Hub; None for other checkpoints, and ValueError if none
-    of its modules is a transformer."""
+    """The folder of sentence-transformers, downloaded with its weights from the Hub; None for other checkpoints, and
+    ValueError if none of its modules is a transformer, or one is outside the folder."""
     folder = Path(source)
     listed = folder / MODULES
     if not folder.is_dir():
@@ -96,6 +96,9 @@ def sentence_folder(source: str | Path) -> SentenceFolder | None:
     if not listed.is_file():
         return None
     modules = json.loads(listed.read_text("utf-8"))
+    paths = [Path(module["path"]) for module in modules]
+    if any(path.is_absolute() or ".." in path.parts for path in paths):
+        raise ValueError(f"{source} has modules outside its folder, as {MODULES} says; such a model is not read.")
     transformer = next((module for module in modules if module["type"].endswith(".Transformer")), None)
     if transformer is None:
         raise ValueError(f"{source} is a model of sentence-transformers without a Transformer, as {MODULES} says.")

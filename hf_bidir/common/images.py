@@ -1,15 +1,20 @@
 """Opening an image file: the one conversion that training, evaluation and explanation share."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Image.init()
-# formats that Pillow decodes without starting another program; AVIF since Pillow 11.3
-FORMATS = sorted(Image.OPEN.keys() & {"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "AVIF"})
 WITH_ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
+
+
+@cache
+def image_formats() -> list[str]:
+    """The formats that Pillow decodes without starting another program; AVIF since Pillow 11.3."""
+    Image.init()
+    return sorted(Image.OPEN.keys() & {"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "AVIF"})
 
 
 def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Image:
@@ -56,10 +61,10 @@ def _read(file: str | Path) -> Image.Image:
     if not Path(file).is_file():
         raise FileNotFoundError(f"expected an image file, found none at {file}.")
     try:
-        with Image.open(file, formats=FORMATS) as opened:
+        with Image.open(file, formats=image_formats()) as opened:
             opened.load()
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise ValueError(f"expected an image ({', '.join(FORMATS)}); {file} cannot be read as one.") from error
+        raise ValueError(f"expected an image ({', '.join(image_formats())}); {file} cannot be read as one.") from error
     return opened
 
 

@@ -29,6 +29,7 @@ with extra("export"):
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 FORMATS = ("onnx", "pt2")
+STANDARD = {"", "ai.onnx"}  # domains of ONNX's own operators
 WITH_LENGTH = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "input_values")
 
 
@@ -104,7 +105,11 @@ def _exported(model: PreTrainedModel, inputs: dict[str, Tensor], format: str) ->
     with as_input_error(f"{type(model).__name__} cannot be exported as {format}: ", Exception):
         if format == "pt2":
             return DynamoExporter().export(model, traced, DynamoConfig(dynamic_shapes=shapes))
-        return OnnxExporter().export(model, traced, OnnxConfig(dynamic_shapes=shapes))
+        exported = OnnxExporter().export(model, traced, OnnxConfig(dynamic_shapes=shapes))
+        foreign = {node.domain for node in exported.program.graph} - STANDARD
+        if foreign:
+            raise ValueError(f"the graph needs operators that are not ONNX's own: {foreign}.")
+        return exported
 
 
 def _traced_inputs(model: PreTrainedModel, processors: list) -> dict[str, Tensor]:

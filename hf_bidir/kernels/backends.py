@@ -116,12 +116,12 @@ def _whole_mask(call: LayerCall) -> Tensor:
     return keep
 
 
-# what flex attention does not compute of a call
+# what flex attention does not support of a call
 FLEX_LACKS: dict[str, Callable[[LayerCall], bool]] = {
     "coefficients": lambda call: call.coefficients,
     "attn_window": lambda call: call.plan.window is not None,
     "dropout": lambda call: call.layer.training and bool(call.options.get("dropout")),
-    "an attn_activation other than tanhmax": lambda call: call.plan.activation != "tanhmax",
+    "attn_activation={plan.activation}": lambda call: call.plan.activation != "tanhmax",
     "sinks": lambda call: call.options.get("s_aux") is not None,
     "a position bias": lambda call: call.options.get("position_bias") is not None,
     "a mask that is a tensor": lambda call: isinstance(call.mask, Tensor),
@@ -130,7 +130,7 @@ FLEX_LACKS: dict[str, Callable[[LayerCall], bool]] = {
 
 
 def _attend_by_flex(call: LayerCall) -> Attended:
-    """TanhMax by two calls of flex attention, or what that does not compute by another exact path."""
+    """TanhMax by two calls of flex attention, or what it does not support by another exact path."""
     from torch.nn.attention.flex_attention import create_mask
 
     lacking = [name for name, lacks in FLEX_LACKS.items() if lacks(call)]
@@ -139,7 +139,8 @@ def _attend_by_flex(call: LayerCall) -> Attended:
 
         return flex_tanhmax(call), None
     if not torch.compiler.is_compiling():
-        logger.warning_once(f"signed attention: flex attention does not compute {lacking[0]}; another exact path does.")
+        what = lacking[0].format(plan=call.plan)
+        logger.warning_once(f"signed attention: flex attention does not support {what}; another exact path does.")
     mask = call.mask
     if mask is not None and not isinstance(mask, Tensor):
         batch, heads = mask.shape[:2]

@@ -78,7 +78,7 @@ class Code(NamedTuple):
     unit: int  # all strides of `Rows` are multiples of it
     wide: bool  # whether strides need 64 bits
     precision: int  # of matrix products, such as TF32; Triton 3.6 takes no text in a tuple
-    rows: int = 0  # queries of a block; without a tiling, 0 unless one block has the queries of all heads
+    rows: int = 0  # queries of a block; before tiling, set only for the decode kernel
     columns: int = 0  # keys of a block
 
 

@@ -42,7 +42,7 @@ def fused_obstacle() -> str | None:
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, *sizes: int) -> str | None:
-    """What the kernels need in place of such tensors with these head dimensions; None if they support them."""
+    """The requirement that these tensors do not meet, or None."""
     if dtype not in DTYPES:
         return "fp16, bf16 or fp32"
     if min(sizes) < HEAD_DIMS[0] or max(sizes) > HEAD_DIMS[1]:

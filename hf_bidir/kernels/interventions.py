@@ -58,7 +58,7 @@ class Interventions:
         def attended(query: Tensor, key: Tensor, value: Tensor) -> Attended:
             return proceed(call._replace(plan=plan, query=query, key=key, value=value))
 
-        return self.around(call.layer, attended, call.query, call.key, call.value)
+        return self.attend_with_changes(call.layer, attended, call.query, call.key, call.value)
 
     def plan(self, plan: Plan) -> Plan:
         """What a layer with this plan computes."""
@@ -75,7 +75,7 @@ class Interventions:
 
         return plan, ObservedOperators(layer, plan, self)
 
-    def around(self, layer: nn.Module, attended: Callable[..., Attended], *states: Tensor) -> Attended:
+    def attend_with_changes(self, layer: nn.Module, attended: Callable[..., Attended], *states: Tensor) -> Attended:
         """Context `[batch, queries, heads, head_dim]` and coefficients of `attended(query, key, value)`, changed."""
         for project in self.projections:
             states = project(*states)

@@ -42,7 +42,7 @@ class ObservedOperators(SignedOperators):
             context, coefficients = attend(query, key, value, keep, call, implementation)
             return context.transpose(1, 2), coefficients
 
-        context, _ = self.changes.around(self.layer, attended, query, key, value)
+        context, _ = self.changes.attend_with_changes(self.layer, attended, query, key, value)
         return context.transpose(1, 2)
 
     def follow(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:

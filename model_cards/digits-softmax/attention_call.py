@@ -116,7 +116,7 @@ def keep_and_bias(
         attention_mask: boolean, integer, or float. Float entries of at most `MASKED` drop the key, the others are a
             bias. A large negative bias would not drop it: `e^-s` would give that key all of the weight.
         position_bias: an additive bias, which in some models also contains a mask.
-        find_zeros: whether to look for a mask that adds nothing, for which a CPU waits for a GPU.
+        find_zeros: whether to drop a bias that is 0 everywhere; on a GPU this synchronises.
     """
     keep, bias = None, position_bias
     if attention_mask is not None and attention_mask.is_floating_point():

@@ -36,6 +36,7 @@ from .signed_layers import (
     heads_of,
     refused_options,
     requests,
+    signed_layers,
 )
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
@@ -57,13 +58,23 @@ class BidirMixin(_Stock):
     """
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
+        """As in transformers, with the negative masses of the layers that the model still has.
+
+        A model that FSDP has sharded is saved under the name of its signed class.
+        """
         made = type(self)
         if made.__module__.startswith("torch."):  # derived by FSDP in a file of torch, which would be saved as code
             base = next(base for base in made.__mro__ if base.__module__ == __name__)
             made.__module__ = __name__
             made.__name__ = made.__qualname__ = base.__name__
-        return super().save_pretrained(*args, **kwargs)
+        config = self.config
+        if isinstance(config.attn_negative_mass, list) and (layers := signed_layers(self)):
+            self.config = copy.copy(config)  # of the layers that are left
+            self.config.attn_negative_mass = [config.attn_negative_mass[layer.signed_index] for layer in layers]
+        try:
+            return super().save_pretrained(*args, **kwargs)
+        finally:
+            self.config = config
 
     @classmethod
     def is_custom_code(cls) -> bool:

@@ -116,7 +116,7 @@ class BidirRnnConfig(PretrainedConfig):
             write_code(Path(save_directory))
 
     def check_scope(self) -> None:
-        """Raise ValueError unless `attn_scope` and `attn_window` fit each other and the model."""
+        """Raise ValueError unless `attn_scope` fits `attn_window`, `attn_selection` and the model."""
         scope, window = self.attn_scope, self.attn_window
         scopes = DECODER_SCOPES if self.decoder_style else CLASSIFIER_SCOPES
         if self.attn_score in SCORES_ALONE:
@@ -126,11 +126,14 @@ class BidirRnnConfig(PretrainedConfig):
                 f'attn_scope="{scope}" is not available with attn_score="{self.attn_score}" and '
                 f"decoder_style={self.decoder_style}; choose one of: {', '.join(scopes)}."
             )
-        if scope.startswith("local") != bool(window):
+        fits = (window or 0) >= 1 if scope.startswith("local") else window is None
+        if not fits:
             raise ValueError(
                 f"expected an attn_window of at least 1 for a local attn_scope, and None for another; got {window} for "
                 f'attn_scope="{scope}".'
             )
+        if scope == "none" and self.attn_selection == "hard":
+            raise ValueError('attn_selection="hard" needs attention; attn_scope is "none".')
 
     def _check(self) -> None:
         get_attn_activation(self.attn_activation)

@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 from transformers import BertForMaskedLM, T5Config, T5EncoderModel
 
 from hf_bidir import convert_checkpoint
+from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.hub.card import build_model_card
 from hf_bidir.hub.push import stage
 from tests.hub_server import Hub
@@ -36,7 +37,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def nested(source, tmp_path_factory):
-    """The same with the transformer in a folder of its own, as early versions saved it."""
+    """The same with the transformer in a folder of its own, as early versions saved it, and the pooling deeper."""
     folder = tmp_path_factory.mktemp("nested") / "st"
     shutil.copytree(source[0], folder)
     inner = folder / "0_Transformer"
@@ -46,6 +47,9 @@ def nested(source, tmp_path_factory):
             file.rename(inner / file.name)
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
+    (folder / "modules").mkdir()
+    (folder / modules[1]["path"]).rename(folder / "modules/pooling")
+    modules[1]["path"] = "modules/pooling"
     (folder / "modules.json").write_text(json.dumps(modules))
     return folder, source[1]
 
@@ -114,17 +118,18 @@ def test_an_encoder_that_sentence_transformers_would_load_as_a_stock_one_is_refu
         convert_checkpoint(tmp_path / "st", tmp_path / "out")
 
 
-def test_a_folder_without_a_transformer_is_refused_and_no_module_outside_is_copied(source, tmp_path):
-    folder = shutil.copytree(source[0], tmp_path / "st")
-    (tmp_path / "elsewhere").mkdir()
-    modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"path": "../elsewhere", "type": "sentence_transformers.models.Dense"})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    convert_checkpoint(folder, tmp_path / "out/signed")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["signed"]
-    (folder / "modules.json").write_text(json.dumps(modules[1:]))
-    with pytest.raises(ValueError, match="without a Transformer"):
-        convert_checkpoint(folder, tmp_path / "other")
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ({"path": "inside/../../elsewhere", "type": "models.Transformer"}, "outside its folder"),
+        ({"path": "/elsewhere", "type": "models.Transformer"}, "outside its folder"),
+        ({"path": "1_Pooling", "type": "models.Pooling"}, "without a Transformer"),
+    ],
+)
+def test_a_folder_with_modules_outside_or_without_a_transformer_is_refused(module, message, tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(ValueError, match=message):
+        sentence_folder(tmp_path)
 
 
 def test_a_name_on_the_hub_is_converted_with_all_its_files(source, converted, tmp_path):

@@ -1,6 +1,7 @@
 """Exported graphs compute what the model computes, and run without hf_bidir."""
 
 import json
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -66,6 +67,13 @@ def test_a_graph_that_differs_from_the_model_is_written_only_if_that_is_asked_fo
     assert not (tmp_path / "graph").exists()
     assert export_checkpoint(tmp_path / "model", tmp_path / "graph", format="pt2", tolerance=1.0) > 1e-3
     assert (tmp_path / "graph/model.pt2").is_file()
+
+
+def test_a_graph_with_operators_that_are_not_onnxs_own_is_refused(exported, tmp_path, monkeypatch):
+    program = SimpleNamespace(graph=[SimpleNamespace(domain=domain) for domain in ("", "ai.onnx", "com.microsoft")])
+    monkeypatch.setattr(graph_module.OnnxExporter, "export", lambda *_: SimpleNamespace(program=program))
+    with pytest.raises(ValueError, match=r"not ONNX's own: \{'com.microsoft'\}"):
+        export_checkpoint(exported["gpt2"][0].parent / "model", tmp_path / "graph")
 
 
 def test_an_unknown_format_is_one_clear_error(tmp_path):

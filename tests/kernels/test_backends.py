@@ -121,6 +121,14 @@ def test_what_a_kernel_does_not_compute_takes_another_exact_path(family, backend
     torch.testing.assert_close(*edited)
 
 
+def test_the_warning_names_the_activation_that_flex_attention_lacks(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(backends.logger, "warning_once", warnings.append)
+    model = signed(stock_model("llama"), attn_activation="balanced")
+    logits_of(using(model, "flex_attention"), inputs_of("llama"))
+    assert "does not support attn_activation=balanced;" in warnings[0]
+
+
 def test_coefficients_of_packed_examples_are_refused_by_name():
     model = using(signed(stock_model("llama")), "flash_attention_2")
     ids = torch.full((1, 6), 5)

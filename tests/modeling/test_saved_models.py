@@ -132,6 +132,16 @@ def test_a_class_that_fsdp_derives_in_torch_is_saved_under_the_name_of_the_signe
     assert AutoConfig.from_pretrained(tmp_path).architectures == [made.__name__]
 
 
+def test_a_model_from_which_layers_were_removed_is_saved_with_the_masses_of_those_left(tmp_path):
+    model = signed(stock_model("bert", num_hidden_layers=3), [0.0, 0.5, [1.0, 0.2, 0.0, 0.7]])
+    model.bert.encoder.layer = model.bert.encoder.layer[::2]
+    model.config.num_hidden_layers = 2
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.attn_negative_mass == [0.0, [1.0, 0.2, 0.0, 0.7]]
+    assert torch.equal(logits_of(loaded, inputs_of("bert")), logits_of(model, inputs_of("bert")))
+
+
 def test_a_part_with_a_config_of_its_own_is_not_saved_as_softmax(tmp_path):
     model = signed_model("t5")
     with pytest.raises(ValueError, match=r"would be loaded as softmax\. Save the whole model"):

@@ -203,6 +203,9 @@ REFUSED = {
     'decoder_style="luong" .* attn_score="per_token"': DECODER | {"attn_score": "per_token"},
     'got None for attn_scope="local-m"': DECODER | {"attn_scope": "local-m"},
     'got 0 for attn_scope="local-p"': DECODER | {"attn_scope": "local-p", "attn_window": 0},
+    'got -3 for attn_scope="local-p"': DECODER | {"attn_scope": "local-p", "attn_window": -3},
+    'got 0 for attn_scope="none"': DECODER | {"attn_scope": "none", "attn_window": 0},
+    'attn_selection="hard"': DECODER | {"attn_scope": "none", "attn_selection": "hard"},
 }
 
 

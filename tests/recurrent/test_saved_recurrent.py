@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
-from tests.processes import run_python
+from tests.processes import ROOT, run_python
 
 SHAPE = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "encoder": "gru"}
 DECODER = {"decoder_style": "bahdanau", "attn_score": "general", "attn_scope": "local-p", "attn_window": 2}
@@ -47,7 +47,7 @@ def saved(tmp_path):
 @pytest.mark.parametrize("program", [WITHOUT_PACKAGE, WITH_PACKAGE], ids=["without the package", "with the package"])
 def test_a_new_process_loads_a_checkpoint_and_computes_the_same(saved, program):
     folder, logits = saved
-    environment = {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment = {"HF_MODULES_CACHE": str(folder / "modules"), "PYTHONPATH": str(ROOT)}
     run_python(LOGITS.format(**program), isolated=program is WITHOUT_PACKAGE, cwd=folder, **environment)
     for name, expected in logits.items():
         torch.testing.assert_close(load_file(folder / f"{name}.logits")["logits"], expected, rtol=0, atol=1e-6)
