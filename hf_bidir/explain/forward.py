@@ -62,7 +62,7 @@ class ForwardCache:
 
     def outputs_alone(self) -> ModelOutput:
         """The outputs; where no pass has run, of one that keeps no coefficients, which are large for a long text."""
-        if "recording" in vars(self):
+        if "forward_pass" in vars(self):
             return self.outputs
         with torch.inference_mode(False), torch.no_grad(), in_evaluation(self.model):
             return self.model(**self.inputs, return_dict=True)
