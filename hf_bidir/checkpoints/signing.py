@@ -106,6 +106,25 @@ def softmax(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def as_signed(model: Any) -> Iterator[None]:
+    """Inside the context, a stock model is signed with `λ = 0`, which computes the same; a signed one stays as it is.
+
+    Afterwards the model has its stock class and the config object that it had. Errors as in `signed`.
+    """
+    model = unwrapped(model)
+    if signed_layers(model):
+        yield
+        return
+    config = model.config
+    signed(model, 0.0)
+    try:
+        yield
+    finally:
+        unsigned(model)
+        replace_config(model, model.config, config)
+
+
 def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
     """The inverse of `bidir_config`."""
     removed = (*ATTENTION_FIELDS, "auto_map", "architectures")

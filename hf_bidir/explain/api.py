@@ -39,8 +39,7 @@ def explain(
     language model refuses it.
 
     Args:
-        model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
-            softmax model, with the same outputs.
+        model: a model of transformers, or a signed one with any negative mass; it is the same afterwards.
         processor: its tokenizer, or image processor.
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
             `apply_chat_template`; or a list of such. `explain_each` takes a stream.
@@ -57,19 +56,24 @@ def explain(
             option that does not apply to the model, and as in `read_text`, `read_image` and `token_scores`; an error
             about one of several inputs begins with its index.
     """
-    request = Request(method, **choices)
     if isinstance(inputs, ONE) or _is_conversation(inputs):
-        model = request.checked(model, processor)
-        if model.config.is_encoder_decoder or request.generates:
-            from hf_bidir.explain.generation import explain_generated
-
-            return explain_generated(model, processor, parted(processor, inputs, request), request)
-        return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
+        request = Request(method, **choices)
+        with request.checked(model, processor) as model:
+            return _explained(model, processor, inputs, request)
     inputs = list(_several(inputs))
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
     explanations = explain_each(model, processor, inputs, method, **choices)
     return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, delay=1))
+
+
+def _explained(model: PreTrainedModel, processor: Any, inputs: Any, request: Request) -> Explanation | Alignment:
+    """The explanation of one input."""
+    if model.config.is_encoder_decoder or request.generates:
+        from hf_bidir.explain.generation import explain_generated
+
+        return explain_generated(model, processor, parted(processor, inputs, request), request)
+    return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
 
 
 def explain_each(
@@ -84,8 +88,15 @@ def explain_each(
     request = Request(method, **choices)
     if request.generates:
         raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
-    model = request.checked(model, processor)
     rows = enumerate(_several(inputs))
+    with request.checked(model, processor) as model:
+        yield from _explained_rows(model, processor, rows, request)
+
+
+def _explained_rows(
+    model: PreTrainedModel, processor: Any, rows: Iterator[tuple[int, ONE]], request: Request
+) -> Iterator[Explanation]:
+    """The explanations of inputs with their indices, in batches."""
     alone = bool(request.figures) or not _forms_batches(model, processor)
     while batch := list(islice(rows, 1 if alone else request.batch_size)):
         examples = []

@@ -1,6 +1,7 @@
 """What is asked of a model: the output to explain, the method, and how; checked once against the model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
-from hf_bidir.checkpoints.layer_hooks import check_attends
-from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.checkpoints.signing import as_signed, unwrapped
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.forward import attends_between_tokens, check_kind, pools_tokens, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, shortened, spelled
@@ -85,9 +85,10 @@ class Request:
         """Whether the tokens of a text that follows the prompt are explained."""
         return self.continuation is not None or self.new_tokens is not None
 
-    def checked(self, model: Any, processor: Any) -> PreTrainedModel:
-        """The signed model inside `torch.compile`, `DataParallel` or peft; of sentence encoders the one compared with
-        `against`.
+    @contextmanager
+    def checked(self, model: Any, processor: Any) -> Iterator[PreTrainedModel]:
+        """Inside the context, the model of `torch.compile`, `DataParallel` or peft, signed; of sentence encoders the
+        one compared with `against`. A stock model is the same afterwards.
 
         Raises:
             ValueError: a model that cannot be explained, or choices that do not apply to it.
@@ -98,13 +99,13 @@ class Request:
                 f"{type(model).__name__} and a {type(processor).__name__}."
             )
         model = unwrapped(model)
-        check_attends(model)
         check_kind(type(model), model.config)
         check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
-        self._check_choices(model)
-        self._check_generation(model)
-        self.resolved(model)
-        return model if self.against is None else model.compared_with(processor, self.against)
+        with as_signed(model):
+            self._check_choices(model)
+            self._check_generation(model)
+            self.resolved(model)
+            yield model if self.against is None else model.compared_with(processor, self.against)
 
     def resolved(self, model: PreTrainedModel, passes: int = 1) -> "Request":
         """The request with its method: the named one, or the default for a text that erasure needs `passes` for.

@@ -1,5 +1,6 @@
 """`explain`: one text, several, a stream, and what the results say."""
 
+import copy
 import json
 import re
 from functools import partial
@@ -8,7 +9,7 @@ from itertools import cycle, islice
 import pytest
 import torch
 
-from hf_bidir import BidirBertForMaskedLM, BidirBertModel
+from hf_bidir import BidirBertForMaskedLM, BidirBertModel, unsigned
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import explain, explain_each, read_text, result, token_scores
 from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
@@ -35,6 +36,20 @@ def test_one_text_gives_its_scores_by_word():
     read = json.loads(json.dumps(found.to_dict()))
     assert (read["tokens"], read["scores"]) == (found.tokens, pytest.approx(found.scores.tolist()))
     assert (read["method"], read["special"]) == (TEXT_DEFAULT, [True, False, False, False, False, True])
+
+
+def test_a_model_of_transformers_is_explained_as_its_signed_counterpart_and_is_the_same_afterwards():
+    signed = bert(0.0, **NAMES)
+    stock = unsigned(copy.deepcopy(signed))
+    before = (type(stock), stock.config, vars(stock).keys(), [vars(part).keys() for part in stock.modules()])
+    for inputs in (TEXTS[0], TEXTS):
+        assert str(explain(stock, tokenizer(), inputs)) == str(explain(signed, tokenizer(), inputs))
+    with pytest.raises(ValueError, match="unknown method"):
+        explain(stock, tokenizer(), TEXTS[0], "saliency")
+    assert all(part.config is stock.config for part in stock.modules() if hasattr(part, "config"))
+    assert (type(stock), stock.config, vars(stock).keys(), [vars(part).keys() for part in stock.modules()]) == before
+    batch = tokenizer()(TEXTS, padding=True, return_tensors="pt")
+    assert torch.equal(token_scores(stock, batch), token_scores(signed, batch))
 
 
 @pytest.mark.parametrize("method", ["integrated-attnlrp", "erasure", "flow"])

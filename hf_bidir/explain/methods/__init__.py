@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.signing import as_signed
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, LAYER_DEFAULT, METHODS, NoRule
 from hf_bidir.explain.request import Request, Target, check_position
@@ -28,7 +29,7 @@ def token_scores(
     """Scores of one method of `METHODS`, one per token, `[batch, length]`; padding gets zeros.
 
     Args:
-        model: a bidir model, on any attention backend. `load_checkpoint` loads softmax checkpoints as bidir models.
+        model: as in `explain`, on any attention backend.
         inputs: a batch of model inputs.
         method: a name of `METHODS`; None selects `default_method`.
         target: the class whose logit is `y`, by index or name: one for all examples, or one index per example. None
@@ -41,9 +42,11 @@ def token_scores(
         ValueError: no input, an unknown method, target, layer or head, a layer or head for a method that takes none, or
             a method that the model does not support.
     """
-    cache, request = ForwardCache(model, inputs), Request(method, target, **choices)
-    check_position(cache.model, request.position)
-    scores, _, _ = scored(cache, request)
+    request = Request(method, target, **choices)
+    with as_signed(model):
+        cache = ForwardCache(model, inputs)
+        check_position(cache.model, request.position)
+        scores, _, _ = scored(cache, request)
     return scores
 
 
