@@ -48,6 +48,8 @@ def test_a_score_is_its_formula_for_every_pair_of_query_and_key(name):
 
 @pytest.mark.parametrize("name", ["location", "positional_feed_forward"])
 def test_a_text_with_more_positions_than_a_score_has_is_refused_with_both_numbers(name):
+    longest = score_of(name)(torch.zeros(1, 1, SIZE).double(), torch.zeros(1, POSITIONS, SIZE).double())
+    assert longest.shape[-1] == POSITIONS
     with pytest.raises(ValueError, match=f"{POSITIONS} positions .*max_position_embeddings.* {POSITIONS + 1};"):
         score_of(name)(torch.zeros(1, 1, SIZE).double(), torch.zeros(1, POSITIONS + 1, SIZE).double())
 
