@@ -32,7 +32,8 @@ SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).par
 COMPUTED = {"scaling", "dropout", "is_causal", "position_bias", "softcap", "s_aux", "sliding_window"}
 STATES = {"module", "query", "key", "value", "attention_mask"}
 PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})
-UNSUPPORTED = PACKED | {"block_indices", "indices"}
+SPARSE = frozenset({"block_indices", "indices"})
+UNSUPPORTED = PACKED | SPARSE
 
 
 class Plan(NamedTuple):
@@ -294,6 +295,12 @@ def stock_eager(module_class: type[nn.Module]) -> Callable | None:
     named = forward_names(module_class)  # type: ignore[arg-type]
     names = (name for name in named if name.endswith("eager_attention_forward"))
     return functions.get(next(names, ""))
+
+
+def selects_keys(module_class: type[nn.Module]) -> bool:
+    """Whether a layer passes keys that it selects by index to its attention function, as DeepSeek V3.2 does."""
+    keywords = (names for names in code_of(module_class.forward).co_consts if isinstance(names, tuple))
+    return any(not SPARSE.isdisjoint(names) for names in keywords)
 
 
 def refused_options(layer: nn.Module) -> frozenset[str]:

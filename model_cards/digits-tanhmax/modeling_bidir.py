@@ -36,6 +36,7 @@ from .signed_layers import (
     heads_of,
     refused_options,
     requests,
+    selects_keys,
     signed_layers,
 )
 
@@ -148,6 +149,12 @@ def _check_signable(model: PreTrainedModel, inside: list[nn.Module], outside: li
             f"{name} has no layer that computes softmax attention{' by the interface' if partial else ''}. "
             "`hf-bidir families` lists the model types that can be signed."
         )
+    for layer in inside:
+        # the stock layer masks the other keys itself, but for the names "eager" and "sdpa" alone
+        if selects_keys(type(layer)):
+            raise ValueError(
+                f"{name} has attention that cannot be signed: {type(layer).__name__} selects keys by index."
+            )
     keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
     for layer in () if partial else outside:
         if why := unsignable(type(layer)):

@@ -71,10 +71,12 @@ def test_a_newer_format_and_a_stock_config_are_refused():
         hf_bidir.BidirBertModel(stock_model("bert").config)
 
 
+SPARSE = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16}
 SMALL = {"vocab_size": 60, "num_hidden_layers": 1, "intermediate_size": 32}
 TINY = {"hidden_size": 8, "num_attention_heads": 2}
 UNSIGNABLE = {
     "BigBirdModel": (TINY, r"BigBirdBlockSparseAttention \(.*load it with attention_type=\"original_full\"\)\.$"),
+    "DeepseekV32Model": (SPARSE, r"DeepseekV32Attention selects keys by index"),
     "FNetModel": ({"hidden_size": 8}, "FNetModel has no layer that computes softmax attention"),
     "NystromformerModel": (TINY, r"NystromformerSelfAttention \(its coefficients are a product of three"),
 }
