@@ -7,7 +7,7 @@ earlier outputs of a causal model; generation is equal with and without cache; a
 for a sample of 14 in an isolated process with only the folder; the signed class loads stock weights. Saves the summary
 that `hf-bidir families` prints; runs/families.jsonl has the reason of every check.
 
-    python benchmarks/families.py                    every type, 11 minutes on 2 cores
+    python benchmarks/families.py                    every type, 11 to 20 minutes on 2 cores
     python benchmarks/families.py --only bert llama  only these, printed and not saved
 
 Each type runs in its own process. Types that exceed 60 seconds or 6 GiB are reported as such.

@@ -81,9 +81,9 @@ def convert(
         from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 
         for_healing = {"--steps": steps, "--column": column, "--keep-signs": keep_signs}
-        given = [name for name, value in for_healing.items() if value is not None]
-        if given and not heal:
-            raise ValueError(f"{given[0]} needs --heal FILE.")
+        typed = [name for name, value in for_healing.items() if value is not None]
+        if typed and not heal:
+            raise ValueError(f"{typed[0]} needs --heal FILE.")
         if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."

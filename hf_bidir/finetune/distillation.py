@@ -117,7 +117,7 @@ class DistillationTrainer(SignedTrainer):
             distance = self.distance(outputs, expected, keep)
             quantities = [state_errors(outputs, expected, keep)]
             if self.teacher.can_generate():
-                quantities += [next_token_losses(one.logits, inputs) for one in (outputs, expected)]
+                quantities += [next_token_losses(logits, inputs) for logits in (outputs.logits, expected.logits)]
             elif classifies(self.teacher):
                 quantities.append(equal_classes(outputs.logits, expected.logits))
         numerators, denominators = zip(*quantities, strict=True)
