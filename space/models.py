@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain import METHODS, explain, load_checkpoint
-from hf_bidir.explain.result import Alignment, Explanation
+from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.result import Explanation
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"  # a folder of images per data set
 ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}

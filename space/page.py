@@ -27,10 +27,11 @@ from models import (
 from tools import add_tools
 
 from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.draw.figures import Scale
 from hf_bidir.explain.draw.page import fragment_of
 from hf_bidir.explain.request import default_method, methods_of
-from hf_bidir.explain.result import Alignment, Explanation
+from hf_bidir.explain.result import Explanation
 
 HERE = Path(__file__).resolve().parent
 LARGEST = "10mb"  # size of an image file

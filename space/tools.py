@@ -32,8 +32,9 @@ from PIL import Image
 
 from hf_bidir.common.images import image_formats
 from hf_bidir.explain import explain
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.request import methods_of
-from hf_bidir.explain.result import Alignment, Explanation
+from hf_bidir.explain.result import Explanation
 
 LARGEST = 14_000_000  # letters: a file of 10 MB
 MEGAPIXELS = 16  # of a decoded image

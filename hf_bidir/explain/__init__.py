@@ -12,7 +12,7 @@ from typing import Any
 from hf_bidir.common.extras import extra
 
 _HOMES = {
-    "Alignment": "result",
+    "Alignment": "alignment",
     "Explanation": "result",
     "Explanations": "result",
     "ForwardCache": "forward",

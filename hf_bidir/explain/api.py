@@ -13,12 +13,13 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.readout import predictions
 from hf_bidir.explain.request import COEFFICIENTS, HEADS, Request
-from hf_bidir.explain.result import Alignment, Explanation, Explanations
+from hf_bidir.explain.result import Explanation, Explanations
 
 ONE = str | Path | Image.Image
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, forward_pass
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
 from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.request import Request
-from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
