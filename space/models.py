@@ -98,9 +98,8 @@ def explanations(
     Where the predictions differ, both explanations are of the first model's. A layer and a head alone are explained by
     contributions, as on the command line, where the method takes all heads together.
     """
-    choices: dict[str, Any] = {"figures": ("coefficients", "heads")}
-    if loaded(names[0])[0].config.is_encoder_decoder:  # its explanation, of several tokens, has no further figures
-        choices["figures"] = ()
+    # the explanation of an encoder-decoder, of several tokens, has no details
+    choices: dict[str, Any] = {"details": not loaded(names[0])[0].config.is_encoder_decoder}
     if method != DEFAULT and (not head or METHODS[method].takes_head):
         choices["method"] = method
     if target != PREDICTED:

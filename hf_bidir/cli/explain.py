@@ -1,6 +1,8 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,16 +53,16 @@ def explain(
         typer.Option(help="Images: use the whole image with this shorter side in pixels, instead of the usual crop."),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
-    figures: Annotated[
-        list[str] | None,
-        typer.Option("--figure", help="Also coefficients (of one head) or heads; may be given twice."),
-    ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also coefficients of one head, all heads, rollout and flow, folded.")
+    ] = False,
     output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
 
-    Prints the scores of largest magnitude and saves a page, index.html. A token with a positive score supports the
+    Prints the scores of largest magnitude, what happens without the tokens that support the prediction most, and
+    whether a second method agrees; saves a page, index.html. A token with a positive score supports the
     target, one with a negative score opposes it. Patches are named by row and column, counted from 0. Of a text that
     exceeds the limit of a classifier the beginning is explained. Put -- before a text that begins with a dash.
 
@@ -95,23 +97,30 @@ def explain(
         "size": size,
         "against": against,
         "segments": segments,
-        "figures": figures or (),
+        "details": details,
     }
     with running("explain"):
         from transformers.utils import logging
 
         from hf_bidir.explain import api
         from hf_bidir.explain.draw.page import holds_explanation, write_explanation
+        from hf_bidir.explain.draw.terminal import coloured
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
         logging.disable_progress_bar()  # for loading the weights
         holds_explanation(output)  # refuses a folder of something else before an explanation, which may take minutes
         inputs: Any = _messages(text_or_image) if chat else text_or_image
+        typer.echo(f"Loading {checkpoint} …", err=True)
         model, processor = load_checkpoint(checkpoint)
         _check_no_file(model, inputs)
+        typer.echo("Explaining …", err=True)
         explanation: Any = api.explain(model, processor, inputs, **choices)
         written = write_explanation(explanation, output)
-    typer.echo(explanation.summary(top))
+    prediction, _, others = explanation.summary(top).partition("\n")
+    typer.echo(prediction)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        typer.echo(coloured(explanation))
+    typer.echo(others)
     typer.echo(f"Saved: {written}")
 
 

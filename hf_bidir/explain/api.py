@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
-from hf_bidir.explain.methods import scored, sink_note
+from hf_bidir.explain.methods import scored, sink_note, sum_note
 from hf_bidir.explain.readout import predictions
-from hf_bidir.explain.request import COEFFICIENTS, HEADS, Request
+from hf_bidir.explain.request import Request, methods_of
 from hf_bidir.explain.result import Explanation, Explanations
+from hf_bidir.explain.verdict import baseline_note, verdict_of
 
 ONE = str | Path | Image.Image
+RANKINGS = ("rollout", "flow")  # among the details
 
 
 def explain(
@@ -45,8 +48,8 @@ def explain(
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
             `apply_chat_template`; or a list of such. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions.
-        choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, figures,
-            batch_size: the fields of `Request`.
+        choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, details,
+            verdict, batch_size: the fields of `Request`.
 
     Returns:
         One `Explanation`, or `Explanations`, a list of them in the order of the inputs; for generated text its
@@ -58,7 +61,7 @@ def explain(
             about one of several inputs begins with its index.
     """
     if isinstance(inputs, ONE) or _is_conversation(inputs):
-        request = Request(method, **choices)
+        request = Request(method, **{"verdict": True} | choices)
         with request.checked(model, processor) as model:
             return _explained(model, processor, inputs, request)
     inputs = list(_several(inputs))
@@ -98,7 +101,7 @@ def _explained_rows(
     model: PreTrainedModel, processor: Any, rows: Iterator[tuple[int, ONE]], request: Request
 ) -> Iterator[Explanation]:
     """The explanations of inputs with their indices, in batches."""
-    alone = bool(request.figures) or not _forms_batches(model, processor)
+    alone = request.details or bool(request.verdict) or not _forms_batches(model, processor)
     while batch := list(islice(rows, 1 if alone else request.batch_size)):
         examples = []
         for index, text_or_image in batch:
@@ -180,11 +183,16 @@ def _explanations(
     scores, request, note = scored(cache, request)
     method = str(request.method)
     predicted = predictions(cache, request, processor)
-    figures = _figures(cache, examples[0], request)
-    for example, prediction, row in zip(examples, predicted, scores, strict=True):
-        by_token = example.by_token(row[: len(example.token_of_piece)].cpu(), request.entry.additive)
+    for index, (example, prediction) in enumerate(zip(examples, predicted, strict=True)):
+        row = scores[index, : len(example.token_of_piece)].cpu()
+        by_token = example.by_token(row, request.entry.additive)
         sink = sink_note(method, example.tokens, example.special, by_token)
-        notes = [*_lost(example, processor), note, sink]
+        opposite = sum_note(request, prediction.value, by_token)
+        notes = [*_lost(example, processor), note, sink, opposite, *cache.notes[index]]
+        more = _details(cache, example, request) if request.details else {}
+        if request.verdict:
+            more["verdict"] = verdict_of(cache, request, example, by_token, prediction, processor)
+            notes.append(baseline_note(cache, request, prediction, processor))
         yield Explanation(
             **vars(prediction),
             example=example,
@@ -193,7 +201,7 @@ def _explanations(
             head=request.head,
             scores=by_token,
             notes=list(filter(None, notes)),
-            **figures,
+            **more,
         )
 
 
@@ -209,18 +217,22 @@ def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], 
     return inputs, units
 
 
-def _figures(cache: ForwardCache, example: Example, request: Request) -> dict[str, Any]:
-    """What was asked for beside the scores, by name."""
-    figures: dict[str, Any] = {}
-    if COEFFICIENTS in request.figures:
-        from hf_bidir.explain.coefficients import head_of_query
+def _details(cache: ForwardCache, example: Example, request: Request) -> dict[str, Any]:
+    """What a page folds, by name."""
+    from hf_bidir.explain.coefficients import head_of_query
+    from hf_bidir.explain.methods.contributions import head_contributions
 
-        figures[COEFFICIENTS] = head_of_query(cache, example, request)
-    if HEADS in request.figures:
-        from hf_bidir.explain.methods.contributions import head_contributions
-
-        figures[HEADS] = head_contributions(cache, request)[0].sum(-1)
-    return figures
+    rankings = {}
+    for name in RANKINGS:
+        if name != request.method and name in methods_of(cache.model):
+            ranking = replace(request, method=name, layer=None, head=None)
+            (row,) = ranking.entry.scores(cache, ranking)
+            rankings[name] = example.by_token(row.cpu(), ranking.entry.additive)
+    return {
+        "coefficients": head_of_query(cache, example, request),
+        "heads": head_contributions(cache, request)[0].sum(-1),
+        "rankings": rankings,
+    }
 
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:

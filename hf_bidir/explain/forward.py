@@ -1,5 +1,6 @@
 """The forward cache: checked inputs, and the outputs, coefficients and values of one pass."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -34,6 +35,7 @@ class ForwardCache:
         model, inputs: the signed model, and its inputs on its device.
         units: the segment of each token, which erasure removes as a whole, rising integers `[batch, length]`; None
             where every token stands alone.
+        notes: what limits the scores of each row, a sentence each.
     """
 
     def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor], units: Tensor | None = None) -> None:
@@ -41,6 +43,7 @@ class ForwardCache:
             self.model = unwrapped(model)
             self.inputs = prepared_inputs(self.model, inputs)
         self.units = units
+        self.notes: defaultdict[int, list[str]] = defaultdict(list)
 
     @cached_property
     def forward_pass(self) -> ForwardPass:

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.forward import ForwardCache, takes_embedding, token_positions
-from hf_bidir.explain.inputs.text import signed, spelled, visible
+from hf_bidir.explain.inputs.text import percent, signed, spelled, visible
 from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
 
@@ -146,12 +146,15 @@ class Prediction:
     Attributes:
         explained: the prediction and y, in words.
         value: y.
+        prediction, probability: the predicted class or token, and its share; None for a model that predicts none.
         target: the explained class or token; None for a model without a head.
         instead_of: the one that it is contrasted with.
     """
 
     explained: str
     value: float
+    prediction: str | None = None
+    probability: float | None = None
     target: int | None = None
     instead_of: int | None = None
 
@@ -186,23 +189,37 @@ def _of_class(
 ) -> Prediction:
     """The prediction from the logits `[classes]` of an example."""
     assert readout.targets is not None
-    target, predicted = int(readout.targets[index]), int(logits.argmax())
+    target = int(readout.targets[index])
     if len(logits) == 1:
-        return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target)
-    names_tokens = kind_of(model).names_tokens
-
-    def name(label: int) -> str:
-        """The name of a class, or a token of the vocabulary in quotation marks."""
-        return f'"{spelled(processor, [label])[0]}"' if names_tokens else model.config.id2label[label]
-
-    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
-    y, foil = f"the logit of {name(target)}", None
+        return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target=target)
+    name, probability = predicted_of(model, processor, logits)
+    label = class_name(model, processor, target)
+    y, foil = f"the logit of {label}", None
     if readout.foils is not None:
         foil = int(readout.foils[index])
-        y += f" minus that of {name(foil)}"
-    elif names_tokens:
+        y += f" minus that of {class_name(model, processor, foil)}"
+    elif kind_of(model).names_tokens:
         y += " minus the mean of all tokens"
-    other = f" ({name(target)} has {probabilities[target]:.1%})" if target != predicted else ""
-    prediction = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%})."
-    return Prediction(f"{prediction} Explained: y, {y}, {signed(value)}{other}.", value, target, foil)
+    share = float(probabilities_of(model, logits)[target])
+    other = f" ({label} has {percent(share)})" if target != int(logits.argmax()) else ""
+    explained = f"{name}, {percent(probability)}. Explained: y, {y}, {signed(value)}{other}."
+    return Prediction(explained, value, name, probability, target, foil)
+
+
+def class_name(model: PreTrainedModel, processor: Any, index: int) -> str:
+    """The name of a class, or a token of the vocabulary in quotation marks."""
+    if kind_of(model).names_tokens:
+        return f'"{spelled(processor, [index])[0]}"'
+    return model.config.id2label[index]
+
+
+def probabilities_of(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """The probabilities of classes `[classes]`; of several labels each has its own."""
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    return logits.float().sigmoid() if several else logits.float().softmax(-1)
+
+
+def predicted_of(model: PreTrainedModel, processor: Any, logits: Tensor) -> tuple[str, float]:
+    """The predicted class or token of logits `[classes]`, and its probability."""
+    index = int(logits.argmax())
+    return class_name(model, processor, index), float(probabilities_of(model, logits)[index])

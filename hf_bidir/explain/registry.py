@@ -55,7 +55,7 @@ class Method:
     def how_to_read(self) -> str:
         """The meaning of the scores, without a full stop."""
         if self.explains_output:
-            return "+ (red) supports y, − (blue) opposes it; the signs are comparable across tokens, layers and heads"
+            return "+ (red) supports y, − (blue) opposes it"
         return "the stronger the colour, the larger; there are no signs, so support and opposition look the same"
 
     def caption(self, layer: int | None = None, head: int | None = None, images: bool = False) -> str:

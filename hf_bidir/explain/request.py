@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
 MOST_LISTED = 1000  # characters of the positions in a message
-COEFFICIENTS, HEADS = FIGURES = "coefficients", "heads"  # beside the scores
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None
 
@@ -56,8 +55,10 @@ class Request:
             scores of its words are summed, or the largest one is taken, as for the pieces of a word.
         continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
             which a space separates from it, or of at most `new_tokens` greedily generated tokens.
-        figures: what to compute beside the scores: "coefficients" of one head, by default that of the last layer which
-            adds most to the query that the output is read from; "heads", the contribution of each layer and head.
+        details: also compute the coefficients of one head, by default that of the last layer which adds most to the
+            query that the output is read from; the contribution of each layer and head; rollout and flow.
+        verdict: also predict without the tokens that support the prediction most, and score by a second method; by
+            default for the single input of `explain`.
         batch_size: texts that run together.
     """
 
@@ -72,7 +73,8 @@ class Request:
     segments: "Segments | None" = None
     continuation: str | None = None
     new_tokens: int | None = None
-    figures: Sequence[str] = ()
+    details: bool = False
+    verdict: bool | None = None
     batch_size: int = 16
 
     @property
@@ -149,9 +151,6 @@ class Request:
         name = type(model).__name__
         if self.batch_size < 1:
             raise ValueError(f"expected a batch_size of at least 1, got {self.batch_size}.")
-        for figure in self.figures:
-            if figure not in FIGURES:
-                raise ValueError(f"expected figures {', '.join(FIGURES)}, got {figure!r}.")
         if self.against is not None and not takes_embedding(model):
             raise ValueError(
                 "a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
@@ -175,8 +174,8 @@ class Request:
         elif self.continuation is not None and self.new_tokens is not None:
             raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
         chosen = [option for option in excluded if getattr(self, option) is not None]
-        if self.figures:
-            chosen.append("figures")
+        if self.details:
+            chosen.append("details")
         if chosen:
             raise ValueError(f"{name} is explained for each generated token; leave out {', '.join(chosen)}.")
 

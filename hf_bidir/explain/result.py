@@ -1,12 +1,14 @@
 """The scores of one example or several: printed, drawn, as a page, and in a notebook."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import Example, shortened, signed, told_apart, visible
+from hf_bidir.explain.inputs.text import NEGLIGIBLE, Example, shortened, signed, told_apart, visible
 from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.registry import METHODS
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_bidir.explain.coefficients import Coefficients
+    from hf_bidir.explain.verdict import Verdict
 
+LISTED = 10  # tokens in a list
+SPECIAL = 5  # special tokens in a sentence
 SHOWN = 20  # explanations in a notebook
 NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token of an alignment is not printed
 ORDER = "Largest magnitude first:"
@@ -24,8 +29,15 @@ class Result:
     """Base of `Explanation` and `Alignment`: prints a summary, draws a figure and a page, and displays in notebooks."""
 
     is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
+    verdict: "Verdict | None" = None
+    how_to_read = ""
 
-    def summary(self, top: int = 10) -> str:
+    @property
+    def reading(self) -> str:
+        """What the numbers are, in one sentence."""
+        return f"How to read: {self.how_to_read}." if self.how_to_read else ""
+
+    def summary(self, top: int = LISTED) -> str:
         """The scores of largest magnitude, as text."""
         raise NotImplementedError
 
@@ -61,13 +73,16 @@ class Result:
 class Explanation(Prediction, Result):
     """The scores of one example, and the prediction that they explain.
 
+    It is read, printed and drawn in one order: `explained`, the scores, `reading`, the verdict, notes.
+
     Attributes:
         example: the inputs, with a name for every token.
         method, layer, head: as in `token_scores`.
         scores: `[tokens]`, one per word or patch; special tokens included.
+        verdict: the prediction without the tokens that support it most, and whether a second method agrees.
         notes: what limits the scores, a sentence each.
-        coefficients, heads: the figures that were asked for: the coefficients of one head, and the contributions of
-            each layer and head, summed over all tokens, `[layers, heads]`.
+        coefficients, heads, rankings: details, if they were asked for: the coefficients of one head; the contributions
+            of each layer and head, summed over all tokens, `[layers, heads]`; and the scores of rollout and flow.
     """
 
     example: Example
@@ -75,9 +90,11 @@ class Explanation(Prediction, Result):
     layer: int | None
     head: int | None
     scores: Tensor
+    verdict: "Verdict | None" = None
     notes: list[str] = field(default_factory=list)
     coefficients: "Coefficients | None" = None
     heads: Tensor | None = None
+    rankings: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> list[str]:
@@ -89,10 +106,17 @@ class Explanation(Prediction, Result):
         """The meaning of the scores, without a full stop."""
         return METHODS[self.method].how_to_read
 
+    @property
+    def reading(self) -> str:
+        """What the numbers are, in one sentence."""
+        caption = self.caption(self.method)
+        return f"{caption[0].upper()}{caption[1:]}: {self.how_to_read}."
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
-        named = ("explained", "value", "target", "instead_of", "method", "layer", "head", "tokens", "notes")
-        numbers = {name: getattr(self, name) for name in named}
+        named = ("explained", "prediction", "probability", "value", "target", "instead_of", "method", "layer", "head")
+        numbers = {name: getattr(self, name) for name in (*named, "tokens", "notes")}
+        numbers["verdict"] = self.verdict and asdict(self.verdict) | {"sentence": self.verdict.sentence}
         numbers["unit"] = METHODS[self.method].unit
         numbers["special"] = self.example.special
         numbers["scores"] = self.scores.tolist()
@@ -107,17 +131,29 @@ class Explanation(Prediction, Result):
         """What the scores of a method are, of these layers and heads."""
         return METHODS[method].caption(self.layer, self.head, images=self.example.grid is not None)
 
-    def summary(self, top: int = 10) -> str:
-        """The explained output, then the tokens with the scores of largest magnitude, special tokens included."""
-        order = self.scores.abs().argsort(descending=True)[:top].tolist()
+    def summary(self, top: int = LISTED) -> str:
+        """The prediction, the tokens of largest magnitude, what the numbers are, the verdict, and notes."""
+        rows = [f"{number:>8}  {name}" for name, number in self.strongest(top)]
+        sentence = self.verdict.sentence if self.verdict else ""
+        lines = [self.explained, *rows, f"{self.reading} {self.sums()}", self.hidden(), sentence, *self.notes]
+        return "\n".join(filter(None, map(str.rstrip, lines)))
+
+    def strongest(self, count: int = LISTED) -> list[tuple[str, str]]:
+        """The words or patches of largest magnitude, with their scores as text."""
+        return self._named(self.scores, special=False)[:count]
+
+    def _named(self, scores: Tensor, special: bool) -> list[tuple[str, str]]:
+        """Names and numbers of special tokens, or of the others, by magnitude, without those close to 0."""
+        chosen = torch.tensor(self.example.special) == special
+        magnitudes = scores.abs() * chosen
+        order = magnitudes.argsort(descending=True).tolist()
+        least = NEGLIGIBLE * self.shown(scores)[1].abs().max()
         names = told_apart(self.tokens)
-        rows = [f"{self.number(self.scores[index].item()):>10}  {names[index]}" for index in order]
-        lines = [self.explained, *self.notes, f"{self.caption(self.method)}. {ORDER}", *rows, self.sums()]
-        return "\n".join(filter(None, lines))
+        return [(names[index], self.number(scores[index].item())) for index in order if magnitudes[index] > least]
 
     def number(self, score: float) -> str:
         """A score as text, with a sign if the method has signs."""
-        return signed(score) if METHODS[self.method].explains_output else f"{score:.2g}"
+        return signed(score) if METHODS[self.method].explains_output else signed(score).removeprefix("+")
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
         """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
@@ -125,18 +161,13 @@ class Explanation(Prediction, Result):
         return [self.tokens[index] for index in indices], scores[indices]
 
     def hidden(self, scores: Tensor | None = None) -> str:
-        """The special tokens that are not drawn, with their scores, as a sentence; empty if there are none.
+        """The special tokens of largest magnitude, which are neither drawn nor listed, as a sentence; or empty.
 
         Args:
-            scores: `[tokens]` with signs, in place of those of the method.
+            scores: `[tokens]`, in place of those of the method.
         """
-        number = self.number if scores is None else signed
-        scores = self.scores if scores is None else scores
-        names = told_apart(self.tokens)
-        named = []
-        for name, score, special in zip(names, scores.tolist(), self.example.special, strict=True):
-            if special:
-                named.append(f"{name} ({number(score)})")
+        special = self._named(self.scores if scores is None else scores, special=True)
+        named = [f"{name} ({number})" for name, number in special[:SPECIAL]]
         return f"Not drawn: {', '.join(named)}." if named else ""
 
     def sums(self) -> str:
@@ -144,8 +175,7 @@ class Explanation(Prediction, Result):
         method, total = METHODS[self.method], self.scores.sum().item()
         if not method.explains_output or (self.layer, self.head) != (None, None):
             return ""
-        opposite = " The sum has the other sign than y, so compare another method." if total * self.value < 0 else ""
-        return f"The scores sum to {signed(total)}, y is {signed(self.value)}; {method.sums}.{opposite}"
+        return f"The scores sum to {signed(total)}; {method.sums}."
 
 
 class Explanations(list[Explanation]):

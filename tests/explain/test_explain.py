@@ -12,6 +12,7 @@ import torch
 from hf_bidir import BidirBertForMaskedLM, BidirBertModel, unsigned
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import explain, explain_each, read_text, result, token_scores
+from hf_bidir.explain.inputs.text import percent
 from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
 from hf_bidir.explain.request import default_method
 from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer, vit
@@ -79,19 +80,21 @@ def test_a_text_that_is_too_long_is_cut_with_a_note():
 
 def test_words_without_a_piece_are_named():
     found = explained("a xyzzy good qwrtp xyzzy film")
-    assert found.notes == ["Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."]
+    assert found.notes[0] == "Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."
 
 
-def test_the_summary_lists_tokens_by_magnitude_and_equal_ones_are_told_apart():
+def test_the_summary_is_the_prediction_words_by_magnitude_what_they_are_the_verdict_and_notes():
     found = explained("a good \x1b[31mfilm a film", "erasure")
-    _prediction, unknown, _heading, *rows, sums = str(found).splitlines()
+    prediction, *rows, reading, special, verdict, unknown = str(found).splitlines()
+    assert prediction == found.explained
     assert "␣[31mfilm" in unknown  # control characters are not printed
     numbers, names = zip(*(row.split(maxsplit=1) for row in rows), strict=True)
     shown = [float(number.replace("−", "-")) for number in numbers]
-    assert shown == pytest.approx(sorted(found.scores.tolist(), key=abs, reverse=True), rel=0.1)
-    assert {"[CLS]", "a (1 of 2)", "a (2 of 2)", "good", "␣[31mfilm"} <= set(names)
-    assert f"{found.scores.sum():+.2g}".replace("-", "−") in sums
-    assert len(found.summary(top=2).splitlines()) == 6
+    assert shown == pytest.approx(sorted(found.scores[1:-1].tolist(), key=abs, reverse=True), rel=0.1)
+    assert {"a (1 of 2)", "a (2 of 2)", "good", "␣[31mfilm"} <= set(names)
+    assert f"{found.scores.sum():+.2g}".replace("-", "−") in reading
+    assert (special, verdict) == (found.hidden(), found.verdict.sentence)
+    assert len(found.summary(top=2).splitlines()) == 7
     assert repr([found]) == "[<Explanation by erasure of [CLS] a good ␣[31mfilm a film [SEP]>]"
 
 
@@ -116,7 +119,7 @@ def test_scores_with_signs_have_their_sum_and_the_others_no_sign(method, sums, s
     assert bool(re.search(r"\([+−]", found.hidden())) == signs  # of special tokens
     assert found.hidden().count("[CLS]") == 1
     assert not explained(TEXTS[0], "contributions", layer=1).sums()
-    opposite = "other sign than y" in found.sums()
+    opposite = any("other sign than y" in note for note in found.notes)
     assert opposite == (signs and found.scores.sum().item() * found.value < 0)
 
 
@@ -130,7 +133,9 @@ def test_what_is_explained_of_a_model_without_probabilities():
     assert regression.startswith("Prediction, and explained: y = ")
     several = bert(**NAMES, problem_type="multi_label_classification")
     logits = several(**inputs).logits[0]
-    assert f"({logits.max().sigmoid():.1%})" in explain(several, tokenizer(), TEXTS[0]).explained
+    found = explain(several, tokenizer(), TEXTS[0])
+    assert found.probability == pytest.approx(logits.max().sigmoid().item())
+    assert f", {percent(found.probability)}. Explained" in found.explained
 
 
 def test_the_prediction_and_the_share_of_another_target_are_named():
@@ -139,8 +144,8 @@ def test_the_prediction_and_the_share_of_another_target_are_named():
     predicted = max(shares, key=shares.get)
     for target, share in shares.items():
         text = explained(TEXTS[0], target=target).explained
-        assert f"Prediction: {predicted} ({shares[predicted]:.1%})" in text
-        assert (f"({target} has {share:.1%})" in text) == (target != predicted)
+        assert text.startswith(f"{predicted}, {percent(shares[predicted])}. ")
+        assert (f"({target} has {percent(share)})" in text) == (target != predicted)
 
 
 @pytest.mark.parametrize("method", ["contributions", "erasure"])
@@ -186,13 +191,15 @@ class Fourier(torch.nn.Module):
         return torch.fft.fft(states).real
 
 
-def test_only_the_figures_that_were_asked_for_are_computed():
-    (found,) = explained(TEXTS[:1], figures=["heads"], target=1)
+def test_details_are_computed_where_they_are_asked_for():
+    (found,) = explained(TEXTS[:1], details=True, target=1)
     for layer in range(3):
         for head in range(2):
             alone = explained(TEXTS[0], target=1, layer=layer, head=head)
             torch.testing.assert_close(found.heads[layer, head], alone.scores.sum(), rtol=1e-3, atol=1e-5)
-    assert found.coefficients is None
+    torch.testing.assert_close(found.rankings["flow"], explained(TEXTS[0], "flow").scores)
+    plain = explained(TEXTS[0])
+    assert (plain.coefficients, plain.heads, plain.rankings) == (None, None, {})
 
 
 def test_scores_that_a_sink_fills_have_a_note():
@@ -209,7 +216,7 @@ def test_scores_that_a_sink_fills_have_a_note():
 def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_more(method, most):
     signed, passes = model(), []
     signed.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-    explain(signed, tokenizer(), TEXTS[0], method)
+    explain(signed, tokenizer(), TEXTS[0], method, verdict=False)
     assert len(passes) == most
     assert sum(passes) == most - 1
 
@@ -226,7 +233,6 @@ def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_mor
         ("good", {"size": 8}, "size is for images"),
         ("good", {"new_tokens": 2}, "BidirBertForSequenceClassification does not generate"),
         (["good"], {"batch_size": 0}, "got 0"),
-        (["good"], {"figures": ["flows"]}, "'flows'"),
         (None, {}, "got a NoneType"),
         (["good"], {"target": [0, 1]}, r"\[0, 1\] does not exist"),
         ("good", {"layer": "first", "method": "contributions"}, "layer 'first' does not exist; choose 0 to 2"),

@@ -53,6 +53,7 @@ def test_images_beyond_a_row_go_below_and_many_patches_carry_no_marks():
     assert len(overlays(figure)) == 7
     assert len({axes.get_subplotspec().rowspan.start for axes in figure.axes if axes.images}) == 2
     assert not any(axes.texts for axes in figure.axes)
+    assert list(figure.axes[0].get_yticks()) == [*range(0, 20, 3)]  # thinned, as the columns
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,24 @@ def test_a_grid_has_a_signed_number_in_every_strong_cell():
 def test_the_figure_of_a_text_has_its_words_in_lines_with_their_numbers():
     figure = draw_words("abcdefghijkl", np.linspace(0, 1.1, 12), unit="Δy", scale=Scale(2.0, True), caption="")
     texts = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
-    assert [texts[place] for place in [(0, 0), (9, 0), (0, 1), (1, 1)]] == ["a\n0", "j\n+0.9", "k\n+1", "l\n+1.1"]
+    assert [texts[place] for place in [(0, 0), (9, 0), (0, 1), (1, 1)]] == ["a", "j\n+0.9", "k\n+1", "l\n+1.1"]
     assert len(texts) == 12
 
 
-@pytest.mark.parametrize(("value", "number"), [(0.00099, "≈0"), (0.001, "+0.001"), (-1.0, "−1"), (0.0, "0")])
-def test_a_number_has_two_digits_unless_it_is_negligible(value, number):
+def test_of_a_long_text_the_parts_around_the_strongest_words_are_drawn_within_two_screens():
+    scores = np.full(3000, 0.02)
+    scores[100::300] = np.linspace(-1, 1, 10)
+    figure = draw_words([f"w{index}" for index in range(3000)], scores, unit="Δy", scale=Scale(1.0, True))
+    drawn = [text.get_text() for text in figure.axes[0].texts]
+    assert drawn[:8] == ["…", "w97", "w98", "w99", "w100\n−1", "w101", "w102", "w103"]
+    assert sum("\n" in name for name in drawn) == 10
+    assert figure.get_size_inches()[1] * figure.dpi < 2 * 1080
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(0.00123, "+0.0012"), (-1.0, "−1"), (0.0, "0"), (123.4, "+120"), (1234.0, "+1200")]
+)
+def test_a_number_has_two_digits(value, number):
     assert Scale(1.0, has_signs=True).number(value) == number
 
 

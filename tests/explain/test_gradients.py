@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from hf_bidir.explain import integrated_gradients
+from hf_bidir.explain import ForwardCache, Request, integrated_gradients
 from tests.explain.conftest import asked, bert, images, pooling, sentences, vit
 
 
@@ -23,9 +23,13 @@ def test_integrated_gradients_add_up_to_the_change_from_the_baseline(model, inpu
 def test_too_few_steps_are_one_logged_warning(caplog):
     asked(integrated_gradients, bert(), sentences(), steps=50)
     assert not caplog.records
-    asked(integrated_gradients, bert(), sentences(), steps=1)
+    cache = ForwardCache(bert(), sentences())
+    integrated_gradients(cache, Request(), steps=1)
     (record,) = caplog.records
-    assert re.search(r"with 1 steps the scores miss the change of y by \d+ %.* steps=4", record.getMessage())
+    notes = [note for row in (0, 1) for note in cache.notes[row]]
+    assert record.getMessage() in notes
+    for note in notes:
+        assert re.search(r"with 1 steps the scores miss the change of y by \d+ %.* steps=4", note)
 
 
 def test_recurrent_layers_run_without_cudnn_which_has_no_backward_pass_in_evaluation():

@@ -10,6 +10,7 @@ from transformers import ViTImageProcessor
 
 from hf_bidir.explain import explain
 from hf_bidir.explain.draw.page import holds_explanation, sections_of, write_explanation
+from hf_bidir.explain.result import Explanations
 from tests.explain.conftest import bert, picture, tokenizer, vit
 
 HOSTILE = "<script>alert(1)</script>"
@@ -36,8 +37,8 @@ def test_words_carry_their_numbers_signed_only_if_some_are_negative(tmp_path):
     def numbers(scores):
         return re.findall(r">([^<>]+)</b><small>([^<>]+)<", explanation_of(scores).page())
 
-    signed = numbers({"for": 0.5, "against": -0.003, "weak": 5e-5})
-    assert signed == [("for", "+0.5"), ("against", "−0.003"), ("weak", "≈0")]
+    signed = numbers({"for": 0.5, "against": -0.006, "weak": 4e-3})
+    assert signed == [("for", "+0.5"), ("against", "−0.006")]
     assert numbers({"a": 0.1, "b": 0.25}) == [("a", "0.1"), ("b", "0.25")]
 
 
@@ -57,15 +58,22 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
     source = (bert(), tokenizer(), "a good film")
     if kind == "image":
         source = (vit(), ViTImageProcessor(size={"height": 8, "width": 8}), picture())
-    found = explain(*source, "contributions", figures=["coefficients", "heads"])
+    found = explain(*source, "contributions", details=True)
     sections = list(sections_of(found))
-    shown = [found.scores, found.coefficients.values]
+    shown = [found.scores, found.coefficients.values, *found.rankings.values()]
     limits = [found.shown(scores)[1].abs().max().item() for scores in shown]
-    assert [section.scale.limit for section in sections] == pytest.approx([*limits, found.heads.abs().max().item()])
-    assert [section.figure is not None for section in sections] == [kind == "image"] * 2 + [True]
+    limits.insert(2, found.heads.abs().max().item())
+    assert [section.scale.limit for section in sections] == pytest.approx(limits)
+    images = kind == "image"
+    assert [section.figure is not None for section in sections] == [images, images, True, images, images]
     first, folded = found._repr_html_().split("<details>")
-    assert [part.count("<h2>") for part in (first, *folded.split("</details>"))] == [1, 2, 0]
-    assert folded.count("How to read") == 1  # a notebook says it once, below all results
+    assert [part.count("<h2>") for part in (first, *folded.split("</details>"))] == [0, 4, 0]
+    sentences = [found.reading, "Without", *found.notes]
+    order = [escape(found.explained), "<img" if images else 'class="word"', *map(escape, sentences)]
+    places = [first.find(part) for part in order]
+    assert min(places) > -1
+    assert places == sorted(places)
+    assert Explanations([found, found])._repr_html_().count(str(escape(found.reading))) == 1
 
 
 def test_an_earlier_explanation_is_replaced_and_other_pages_are_refused(tmp_path):

@@ -72,7 +72,7 @@ def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
 def test_erasure_removes_a_segment_as_a_whole_in_one_pass():
     model, passes = bert(negative_mass=0.0), []
     model.register_forward_pre_hook(lambda *call: passes.extend(call[-1]["input_ids"]), with_kwargs=True)
-    found = explain(model, tokenizer(), TEXT, "erasure", target=1, segments="sentences")
+    found = explain(model, tokenizer(), TEXT, "erasure", target=1, segments="sentences", verdict=False)
     cache = ForwardCache(model, found.example.inputs, found.example.token_of_piece[None])
     assert len(passes) == 1 + cache.passes == 1 + len(found.tokens)
     inputs = tokenizer()(TEXT, return_tensors="pt")

@@ -79,7 +79,7 @@ def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean, enc
 
 
 def test_the_coefficients_that_are_shown_are_the_mean_over_the_pooled_queries(encoder):
-    found = explain(*encoder, TEXT, figures=["coefficients"])
+    found = explain(*encoder, TEXT, details=True)
     shown = found.coefficients
     rows = forward_pass(encoder[0], found.example.inputs).coefficients[shown.layer][0, shown.head]
     torch.testing.assert_close(shown.values, found.example.by_token(rows.detach().mean(0)))

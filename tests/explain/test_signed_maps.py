@@ -56,6 +56,6 @@ def test_reading_its_map_changes_no_output_of_differential_attention(dtype):
 
 @pytest.mark.parametrize("method", [m for m in methods_of(differential()) if m not in ("values", "alti")])
 def test_every_method_that_needs_no_output_map_explains_differential_attention(method):
-    found = explain(differential(), tokenizer(), "a good film !", method, figures=["coefficients"])
+    found = explain(differential(), tokenizer(), "a good film !", method, details=True)
     assert found.scores.isfinite().all()
     assert "subtracts those of blue ones" in found.coefficients.caption

@@ -13,13 +13,14 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import shortened, signed, visible
+from hf_bidir.explain.inputs.text import NEGLIGIBLE, shortened, signed, visible
 
 COLORS = colormaps["RdBu_r"]
-NEGLIGIBLE = 1e-3  # share of the limit below which a value is written as ≈0
+LONG, NUMBERED = 40, 10  # words of a text from which on only so many carry a number
+AROUND = 3  # words of a long text that are drawn on each side of those
 NUMBERED_SHARE = 0.05  # share of the limit from which a cell of a grid carries its number
 MARKED_SHARE = 0.3  # share of the limit from which a patch carries its sign
-MARKED_ROWS = 16  # rows of patches up to which they are numbered and marked
+MARKED_ROWS = 16  # rows of patches up to which they are marked and all numbered
 LIGHTENED = 0.6  # brightness of black under colours, which would be dark over black
 WIDE, WORDS = 6, 10  # most images, or words, in a row
 CAPTION_DENSITY = 15  # characters per inch of a caption
@@ -60,10 +61,8 @@ class Scale:
         return (-self.limit if self.has_signs else 0.0, self.limit)
 
     def number(self, value: float) -> str:
-        """The value with two significant digits, unless it is too close to 0 for this scale."""
-        if 0 < abs(value) < NEGLIGIBLE * self.limit:
-            return "≈0"
-        return signed(value) if self.has_signs else f"{value:.2g}"
+        """The value with two significant digits."""
+        return signed(value) if self.has_signs else signed(value).removeprefix("+")
 
     def color(self, value: float) -> Color:
         return COLORS(0.5 + 0.5 * value / self.limit)
@@ -77,6 +76,13 @@ class Scale:
         mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.colors()))
         ticks = sorted({*self.ends, 0.0})
         figure.colorbar(mappable, ticks=ticks, format=lambda tick, _: self.number(tick), label=unit, **placing)
+
+
+def numbered(scores: np.ndarray) -> list[int]:
+    """The words that carry a number: those not close to 0, of a long text the strongest, by magnitude."""
+    magnitudes = np.abs(scores)
+    order = magnitudes.argsort()[::-1][: NUMBERED if len(scores) > LONG else None]
+    return [index for index in order.tolist() if magnitudes[index] > NEGLIGIBLE * magnitudes.max()]
 
 
 def text_color_on(color: tuple[float, ...]) -> str:
@@ -145,10 +151,10 @@ def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale) -> No
     panel.set_aspect(height / rows * columns / width)
     panel.spines[:].set_color("lightgrey")
     panel.tick_params(length=0, labelsize=7)
-    if rows > MARKED_ROWS:
-        panel.set(xticks=[], yticks=[])
+    every = ceil(max(rows, columns) / MARKED_ROWS)
+    panel.set(xticks=range(0, columns, every), yticks=range(0, rows, every))
+    if every > 1:
         return
-    panel.set(xticks=range(columns), yticks=range(rows))
     for (row, column), score in np.ndenumerate(grid):
         if scale.has_signs and abs(score) >= MARKED_SHARE * scale.limit:
             panel.text(column, row, "+" if score > 0 else "−", **MARK)
@@ -198,18 +204,37 @@ def draw_words(
     *,
     unit: str,
     scale: Scale,
-    caption: str,
+    caption: str = "",
 ) -> Figure:
-    """A text in lines of `WORDS`, each word with its number in a cell of its colour."""
-    lines = ceil(len(words) / WORDS)
+    """A text in lines of `WORDS`, each word with its number in a cell of its colour; of a long text the parts around
+    the strongest words."""
+    with_number = numbered(scores)
+    labels, values = [], []
+    for index in _excerpt(len(words), with_number):
+        name = "…" if index is None else visible(shortened(words[index], 14))
+        labels.append(f"{name}\n{scale.number(scores[index])}" if index in with_number else name)
+        values.append(0 if index is None else scores[index])
+    lines = ceil(len(labels) / WORDS)
     grid = np.full((lines, WORDS), np.nan)
-    grid.flat[: len(words)] = scores
-    names = [visible(shortened(word, 14)) for word in words]
-    labels = [f"{name}\n{scale.number(score)}" for name, score in zip(names, scores, strict=True)]
+    grid.flat[: len(values)] = values
     figure = Figure(figsize=(10, 0.5 * lines + 1.4), layout="constrained")
     panel = _draw_cells(figure, grid, labels, scale, unit)
     panel.set_axis_off()
     return finish(figure, caption)
+
+
+def _excerpt(count: int, strongest: Sequence[int]) -> list[int | None]:
+    """The words of a text that are drawn; None where some are left out."""
+    if count <= LONG:
+        return list(range(count))
+    near = {index + offset for index in strongest for offset in range(-AROUND, AROUND + 1)}
+    drawn: list[int | None] = []
+    for index in range(count):
+        if index in near:
+            drawn.append(index)
+        elif drawn[-1:] != [None]:
+            drawn.append(None)
+    return drawn
 
 
 def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str) -> Any:
@@ -224,8 +249,10 @@ def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: 
     return panel
 
 
-def finish(figure: Figure, caption: str) -> Figure:
-    """The figure with its caption, broken into lines."""
+def finish(figure: Figure, caption: str, title: str = "") -> Figure:
+    """The figure with its title and its caption, broken into lines."""
     width = int(figure.bbox.width / figure.dpi * CAPTION_DENSITY)
     figure.supxlabel(textwrap.fill(caption, width), fontsize=8, parse_math=False)
+    if title:
+        figure.suptitle(textwrap.fill(title, width), fontsize=9, parse_math=False)
     return figure

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,17 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hf_bidir.common.files import replacing
-from hf_bidir.explain.draw.figures import Scale, as_array, draw_words, finish, image_heatmap, score_grid, text_color_on
+from hf_bidir.explain.draw.figures import (
+    LONG,
+    Scale,
+    as_array,
+    draw_words,
+    finish,
+    image_heatmap,
+    numbered,
+    score_grid,
+    text_color_on,
+)
 from hf_bidir.explain.inputs.text import visible
 from hf_bidir.explain.registry import METHODS
 
@@ -40,13 +50,16 @@ class Section:
     scale: Scale
     caption: str = ""
     lines: Sequence[Line] = ()
+    listed: Sequence[tuple[str, str]] = ()  # names and numbers of the strongest, where the rest does not have them
     figure: Any = None  # a matplotlib figure
 
     def words(self, line: Line) -> Iterator[tuple[str, str, str, str]]:
-        """Each token with its number, background and colour."""
-        for token, score in zip(line.tokens, line.scores, strict=True):
+        """Each token with its number, if it carries one, its background and colour."""
+        with_number = numbered(line.scores)
+        for index, (token, score) in enumerate(zip(line.tokens, line.scores, strict=True)):
             color = self.scale.color(score)
-            yield visible(token), self.scale.number(score), to_hex(color), text_color_on(color)
+            number = self.scale.number(score) if index in with_number else ""
+            yield visible(token), number, to_hex(color), text_color_on(color)
 
     @property
     def png(self) -> str:
@@ -68,7 +81,7 @@ def rendered(template: str, **values: object) -> str:
 
 
 def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
-    """The scores of an `Explanation` or `Alignment`, then the figures that were asked for.
+    """The scores of an `Explanation` or `Alignment`, then the details that were asked for.
 
     Args:
         scale: of the scores; by default up to the largest of them.
@@ -76,13 +89,17 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
     if result.is_generated:
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    unit, sums = METHODS[result.method].unit, f"{result.hidden()} {result.sums()}"
-    yield _section(result, result.caption(result.method), unit, result.scores, scale, sums)
+    unit, sums = METHODS[result.method].unit, f"{result.sums()} {result.hidden()}"
+    scores = _section(result, "", unit, result.scores, scale, sums)
+    all_numbered = scores.figure is None and len(scores.lines[0].tokens) <= LONG
+    yield scores if all_numbered else replace(scores, listed=result.strongest())
     if (head := result.coefficients) is not None:
         caption = f"{head.caption} {result.hidden(head.values)}"
         yield _section(result, head.heading, COEFFICIENT, head.values, caption=caption)
     if result.heads is not None and result.heads.numel() > 1:
         yield _heads(result.heads)
+    for name, ranking in result.rankings.items():
+        yield _section(result, METHODS[name].caption(), METHODS[name].unit, ranking)
 
 
 def _section(
@@ -101,7 +118,8 @@ def _section(
         images = example.inputs["pixel_values"].expand(2, -1, -1, -1)
         grids = np.stack([np.zeros_like(values), values]).reshape(2, *example.grid)
         figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
-    return Section(f"{heading[0].upper()}{heading[1:]}", unit, scale, caption, [Line("", tokens, values)], figure)
+    heading = f"{heading[:1].upper()}{heading[1:]}"
+    return Section(heading, unit, scale, caption, [Line("", tokens, values)], figure=figure)
 
 
 def _heads(contributions: Tensor) -> Section:
@@ -127,35 +145,35 @@ def _aligned(result: Any, unit: str) -> Section:
     return Section(heading, unit, Scale.of(rows), lines=lines)
 
 
-def _reading(result: Any) -> str:
-    return f"How to read: {result.how_to_read}." if result.how_to_read else ""
-
-
 def figure_of(result: Any) -> Figure:
     """The scores alone: the words or the image, or a grid of generated and source tokens."""
     section = next(sections_of(result))
-    parts = [f"{section.heading}.", section.caption, *result.notes, _reading(result), result.explained]
-    caption = " ".join(filter(None, parts))
+    heading = f"{section.heading}." if section.heading else ""
+    verdict = result.verdict.sentence if result.verdict else ""
+    parts = [heading, result.reading, section.caption, verdict, *result.notes]
+    shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale}
     if section.figure is not None:
-        return finish(section.figure, caption)
-    shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale, "caption": caption}
-    if result.is_generated:
-        return score_grid(result.scores[section.unit], result.rows, result.source, **shown)
-    (line,) = section.lines
-    return draw_words(line.tokens, line.scores, **shown)
+        figure = section.figure
+    elif result.is_generated:
+        figure = score_grid(result.scores[section.unit], result.rows, result.source, **shown)
+    else:
+        (line,) = section.lines
+        figure = draw_words(line.tokens, line.scores, **shown)
+    return finish(figure, " ".join(filter(None, map(str.strip, parts))), result.explained)
 
 
 def page_of(result: Any) -> str:
     """The scores of an `Explanation` or `Alignment` as a whole page."""
     sections = list(sections_of(result))
-    return rendered("page.html", result=result, sections=sections, reading=_reading(result))
+    return rendered("page.html", result=result, sections=sections, reading=result.reading)
 
 
 def fragment_of(results: Sequence[Any], more: str = "", scale: Scale | None = None) -> str:
-    """The scores as HTML for a notebook; how to read them is said once for several results."""
-    readings = list(filter(None, dict.fromkeys(map(_reading, results))))
+    """The scores as HTML for a notebook; what the numbers are is said once for several results."""
+    readings = list(dict.fromkeys(result.reading for result in results))
+    reading = readings.pop() if len(results) == 1 else ""
     contents = [(result, list(sections_of(result, scale))) for result in results]
-    return rendered("fragment.html", contents=contents, readings=readings, more=more)
+    return rendered("fragment.html", contents=contents, reading=reading, readings=readings, more=more)
 
 
 def write_page(path: str | Path, page: str) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
 
+NEGLIGIBLE = 0.01  # share of the largest magnitude below which a score is not printed
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
@@ -186,7 +187,12 @@ def check_prompt(model: PreTrainedModel, tokenizer: Any, example: Example, more:
 
 def signed(value: float) -> str:
     """Format a number with its sign and two significant digits."""
-    return f"{value:+.2g}".replace("-", "−") if value else "0"
+    return f"{float(f'{value:.2g}'):+g}".replace("-", "−") if value else "0"
+
+
+def percent(share: float) -> str:
+    """Format a probability with three significant digits."""
+    return f"{100 * share:.3g} %"
 
 
 def shortened(token: str, length: int = 40) -> str:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.signing import as_signed
 from hf_bidir.explain.forward import ForwardCache
+from hf_bidir.explain.inputs.text import signed
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, LAYER_DEFAULT, METHODS, NoRule
 from hf_bidir.explain.request import Request, Target, check_position
 
@@ -71,6 +72,15 @@ def scored(
         note = f"The default method, {resolved.method}, does not apply: {error}"
     resolved = replace(resolved, method=LAYER_DEFAULT)
     return score(cache, resolved), resolved, note
+
+
+def sum_note(request: Request, value: float, scores: Tensor) -> str:
+    """One sentence where scores `[tokens]` for or against y sum to the other sign than y, else ""."""
+    total = scores.sum().item()
+    part = (request.layer, request.head) != (None, None)
+    if part or not request.entry.explains_output or total * value >= 0:
+        return ""
+    return f"The scores sum to {signed(total)}, which has the other sign than y; compare another method."
 
 
 def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:

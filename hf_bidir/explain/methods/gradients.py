@@ -16,6 +16,10 @@ from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import Request
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
+MISSED = (
+    "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
+    "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +113,8 @@ def integrated_gradients(
     sum to `y(x) - y(x')`, up to the error of the integral.
 
     Args:
-        steps: points on the line, each one forward and backward pass. Logs a warning if the sum of an example's scores
-            misses the change of `y` by over 10 %.
+        steps: points on the line, each one forward and backward pass. Where the sum of an example's scores misses the
+            change of `y` by over 10 %, that is logged as a warning, and a note of the cache.
         keep_first: whether the first token of a text is part of the baseline; by default in causal attention, whose
             sink it is.
 
@@ -135,11 +139,7 @@ def integrated_gradients(
     changes = scores.flatten(1).sum(1) - errors
     missed = errors.abs() / changes.abs().clamp_min(SMALL)
     if missed.max() > TOLERATED:
-        logger.warning(
-            "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
-            "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method.",
-            steps,
-            100 * missed.max().item(),
-            4 * steps,
-        )
+        logger.warning(MISSED, steps, 100 * missed.max().item(), 4 * steps)
+    for row in (missed > TOLERATED).nonzero().flatten().tolist():
+        cache.notes[row].append(MISSED % (steps, 100 * missed[row].item(), 4 * steps))
     return function.by_token(scores)

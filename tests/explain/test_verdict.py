@@ -1,0 +1,126 @@
+"""The verdict of an explanation: the prediction without what supports it most, and a second method."""
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from transformers import ViTImageProcessor
+
+from hf_bidir.explain import explain, explain_each
+from hf_bidir.explain.inputs.text import percent
+from hf_bidir.explain.verdict import Verdict
+from tests.explain.conftest import NAMES, SHAPE, bert, family, picture, pooling, tokenizer, vit
+
+TEXT = "a good bad film ! good a film"
+
+
+@pytest.mark.parametrize(
+    ("model", "read"),
+    [
+        (bert, None),
+        (pooling, None),
+        (lambda: family("BertForTokenClassification", **SHAPE), 6),
+        (lambda: family("LlamaForCausalLM", vocab_size=40), 8),
+    ],
+)
+def test_the_words_that_support_the_prediction_most_are_removed_and_never_the_one_it_is_read_from(model, read):
+    model = model()
+    found = explain(model, tokenizer(), TEXT, "erasure", position=read)
+    ids = found.example.inputs["input_ids"][0]
+    words = [place for place in range(1, len(ids) - 1) if place != read and found.scores[place] > 0]
+    removed = sorted(words, key=lambda place: -found.scores[place])[:3]
+    assert [name.split(" ")[0] for name in found.verdict.removed] == [found.tokens[place] for place in removed]
+    stays = [place for place in range(len(ids)) if place not in removed]
+    with torch.no_grad():
+        row = model(input_ids=ids[stays][None]).logits[0]
+    row = row if read is None else row[stays.index(read)]
+    y = row[found.target] - (row.mean() if "CausalLM" in type(model).__name__ else 0)
+    assert found.verdict.value == pytest.approx(y.item(), abs=1e-5)
+    assert found.verdict.probability == pytest.approx(row.softmax(-1).max().item(), abs=1e-6)
+    assert found.verdict.before == found.value
+
+
+def test_patches_are_painted_in_the_mean_colour():
+    model, processor = vit(), ViTImageProcessor(size={"height": 8, "width": 8})
+    found = explain(model, processor, picture(), "contributions")
+    pixels = found.example.inputs["pixel_values"].clone()
+    for patch in found.scores[1:].argsort(descending=True)[:3].tolist():
+        top, left = 2 * (patch // 4), 2 * (patch % 4)
+        pixels[:, :, top : top + 2, left : left + 2] = 0
+    with torch.no_grad():
+        logits = model(pixel_values=pixels).logits[0]
+    assert found.verdict.value == pytest.approx(logits[found.target].item(), abs=1e-5)
+    assert "Without the strongest 3 patches the prediction" in found.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "contributions")]
+)
+def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
+    model = bert(**NAMES)
+    found, other = (explain(model, tokenizer(), TEXT, name, target=1) for name in (method, second))
+    first, scores = found.scores[1:-1], other.scores[1:-1]
+    ranked = scores.abs() if method == "rollout" else scores
+    assert found.verdict.method == second
+    assert found.verdict.correlation == pytest.approx(spearmanr(first, ranked).statistic)
+    shares = first / first.abs().max(), scores / scores.abs().max()
+    differ = (torch.minimum(*map(torch.abs, shares)) >= 0.1) & (first * scores < 0)
+    assert len(found.verdict.differing) == (0 if method == "rollout" else differ.sum())
+
+
+def test_a_single_layer_is_compared_with_no_other_method():
+    verdict = explain(bert(**NAMES), tokenizer(), TEXT, "contributions", layer=1).verdict
+    assert (verdict.method, verdict.correlation) == (None, None)
+    assert "the prediction" in verdict.sentence
+
+
+def test_one_input_has_a_verdict_and_of_several_those_that_were_asked_for():
+    model, words = bert(**NAMES), tokenizer()
+    assert explain(model, words, TEXT, "erasure", verdict=False).verdict is None
+    assert [found.verdict for found in explain(model, words, [TEXT], "erasure")] == [None]
+    asked = list(explain_each(model, words, [TEXT, "a bad film"], "erasure", verdict=True))
+    assert [found.verdict for found in asked] == [
+        explain(model, words, text, "erasure").verdict for text in (TEXT, "a bad film")
+    ]
+
+
+def test_a_word_alone_is_not_removed():
+    assert explain(bert(**NAMES), tokenizer(), "good").verdict.sentence == ""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (
+            Verdict(["not", "bad"], 1.93, value=-1.27, was="positive", prediction="negative", probability=0.812),
+            'Without "not" and "bad" the prediction is negative, 81.2 % (y falls from +1.9 to −1.3).',
+        ),
+        (
+            Verdict(["bad"], 1.0, value=2.0, was="a", prediction="a", probability=0.5, method="m", correlation=0.75),
+            'Without "bad" the prediction stays a, 50 % (y rises from +1 to +2). A second method, m, agrees: rank '
+            "correlation 0.75.",
+        ),
+        (
+            Verdict([], 1.0, method="m", correlation=0.75, differing=("a", "b", "c")),
+            'A second method, m, which gives "a", "b" and "c" the other sign, agrees in part: rank correlation 0.75.',
+        ),
+        (
+            Verdict([], 1.0, images=True, method="m", correlation=-0.2, differing=("a", "b")),
+            "A second method, m, which gives 2 patches the other sign, disagrees: rank correlation -0.20.",
+        ),
+    ],
+)
+def test_the_verdict_in_words(verdict, sentence):
+    assert verdict.sentence == sentence
+
+
+@pytest.mark.parametrize(("method", "images"), [("integrated-attnlrp", False), ("integrated-gradients", True)])
+def test_the_prediction_for_the_baseline_is_a_note(method, images):
+    model, source = bert(**NAMES), (tokenizer(), TEXT)
+    if images:
+        model, source = vit(), (ViTImageProcessor(size={"height": 8, "width": 8}), picture())
+    found = explain(model, *source, method)
+    name = model.main_input_name
+    with torch.no_grad():
+        logits = model(**found.example.inputs | {name: torch.zeros_like(found.example.inputs[name])}).logits[0]
+    share = percent(logits.softmax(-1).max().item())
+    assert f"is itself predicted {model.config.id2label[int(logits.argmax())]}, {share}, with y" in found.notes[-1]
