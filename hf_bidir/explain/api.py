@@ -49,7 +49,7 @@ def explain(
             `apply_chat_template`; or a list of such. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions.
         choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, details,
-            verdict, batch_size: the fields of `Request`.
+            verdict, budget, batch_size: the fields of `Request`.
 
     Returns:
         One `Explanation`, or `Explanations`, a list of them in the order of the inputs; for generated text its
@@ -89,7 +89,7 @@ def explain_each(
         inputs: any iterable, such as a column of a streamed data set.
         choices: fields of `Request`, and the other arguments, as in `explain`.
     """
-    request = Request(method, **choices)
+    request = Request(method, **{"budget": 0} | choices)
     if request.generates:
         raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
     rows = enumerate(_several(inputs))
@@ -206,15 +206,14 @@ def _explanations(
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The inputs of all examples, padded on the right, and the segments of their tokens."""
+    """The inputs of all examples, padded on the right, and the word or segment of each token of texts."""
     inputs = examples[0].inputs
     if len(examples) > 1:
         rows = [{name: value[0] for name, value in example.inputs.items()} for example in examples]
         inputs = dict(processor.pad(rows, padding_side="right", return_tensors="pt"))
-    units = None
-    if examples[0].whole:
-        units = pad_sequence([example.token_of_piece for example in examples], batch_first=True, padding_value=-1)
-    return inputs, units
+    if examples[0].grid is not None:
+        return inputs, None
+    return inputs, pad_sequence([example.token_of_piece for example in examples], batch_first=True, padding_value=-1)
 
 
 def _details(cache: ForwardCache, example: Example, request: Request) -> dict[str, Any]:

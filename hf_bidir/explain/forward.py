@@ -33,8 +33,8 @@ class ForwardCache:
 
     Attributes:
         model, inputs: the signed model, and its inputs on its device.
-        units: the segment of each token, which erasure removes as a whole, rising integers `[batch, length]`; None
-            where every token stands alone.
+        units: the word or segment of each token, which erasure and deletion remove as a whole, rising integers
+            `[batch, length]`; None where every token stands alone.
         notes: what limits the scores of each row, a sentence each.
     """
 
@@ -80,7 +80,7 @@ class ForwardCache:
         """The forward passes that erasure takes per text, one for each token or segment."""
         if self.units is None:
             return self.main_input.shape[-1]
-        edges = self.units.diff() != 0
+        edges = self.units.diff() > 0  # padding is -1
         return int(edges.sum(-1).max()) + 1
 
     @property

@@ -114,8 +114,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     generated = _following(model, tokenizer, prompt, example, request)
     written = spelled(tokenizer, generated.tolist())
     source = _extended(example, generated[:-1], written[:-1])
-    units = source.token_of_piece[None] if source.whole else None
-    cache = ForwardCache(model, source.inputs, units)
+    cache = ForwardCache(model, source.inputs, source.token_of_piece[None])
     positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
 
     def score(cache: ForwardCache, request: Request) -> Tensor:

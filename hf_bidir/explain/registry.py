@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from hf_bidir.explain.request import Request
 
 NO_PASS = "none"
-TEXT_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT = "integrated-attnlrp", "integrated-gradients", "contributions"
-CAUSAL_DEFAULT, CAUSAL_FAST = "erasure", "attnlrp"  # of causal language models
+LAYER_DEFAULT = "contributions"
+DEFAULTS = {  # by kind of model: the best method, and a cheap one for long texts and for whole data sets
+    "text": ("erasure", "contributions"),
+    "causal": ("erasure", "attnlrp"),
+    "image": ("integrated-gradients", "contributions"),
+}
 NOT_Y = "they need not sum to y"
 
 
@@ -90,11 +94,11 @@ METHODS: dict[str, Method] = {
         "1 backward", "contributions.chefer", layers="up to the last", between_tokens=True,
     ),
     "erasure": Method(
-        "fall of y when no query attends to the token, other coefficients renormalised", "Δy", "n forward",
+        "fall of y when no query attends to the word or patch, other coefficients renormalised", "Δy", "n forward",
         "erasure.erasure", shared=True,
     ),
-    "erasure-token": Method(
-        "fall of y when the token is removed from the input", "Δy", "n forward", "erasure.erasure_by_token",
+    "deletion": Method(
+        "fall of y when the word or patch is removed from the input", "Δy", "n forward", "erasure.deletion",
     ),
     "integrated-gradients": Method(
         "integrated gradients from {baseline}", "part of y",

@@ -13,20 +13,12 @@ from hf_bidir.checkpoints.signing import as_signed, unwrapped
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.forward import attends_between_tokens, check_kind, pools_tokens, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, shortened, spelled
-from hf_bidir.explain.registry import (
-    CAUSAL_DEFAULT,
-    CAUSAL_FAST,
-    IMAGE_DEFAULT,
-    LAYER_DEFAULT,
-    METHODS,
-    TEXT_DEFAULT,
-    Method,
-)
+from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 
 if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
 
-AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
+AFFORDABLE = 64  # forward passes: 2 s of a MiniLM or 15 s of a BERT-base on one core
 MOST_LISTED = 1000  # characters of the positions in a message
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None
@@ -59,6 +51,8 @@ class Request:
             query that the output is read from; the contribution of each layer and head; rollout and flow.
         verdict: also predict without the tokens that support the prediction most, and score by a second method; by
             default for the single input of `explain`.
+        budget: the forward passes per text up to which the default method is the best one, and not a cheap one; 0 for
+            the inputs of `explain_each`.
         batch_size: texts that run together.
     """
 
@@ -75,6 +69,7 @@ class Request:
     new_tokens: int | None = None
     details: bool = False
     verdict: bool | None = None
+    budget: int = AFFORDABLE
     batch_size: int = 16
 
     @property
@@ -119,7 +114,7 @@ class Request:
         name = self.method
         if name is None:
             whole = self.layer is None and self.head is None
-            name = default_method(model, passes) if whole else LAYER_DEFAULT
+            name = default_method(model, passes, self.budget) if whole else LAYER_DEFAULT
         _check_method(model, name, self.layer, self.head)
         return replace(self, method=name)
 
@@ -238,17 +233,18 @@ def methods_of(model: PreTrainedModel) -> list[str]:
     ]
 
 
-def default_method(model: PreTrainedModel, passes: int = 1) -> str:
-    """An eligible method whose mean rank in research/explanations/run.py ties with the best one.
+def default_method(model: PreTrainedModel, passes: int = 1, budget: int = AFFORDABLE) -> str:
+    """The best method that a budget of forward passes affords, or the cheap one for this kind of model.
 
-    For causal language models it is the most faithful method of research/explanations/causal.py; where that needs more
-    than `AFFORDABLE` forward passes (`passes`, one per token), the most faithful one of a single backward pass. For a
-    layer or head, a model with a single query and an encoder-decoder it is contributions.
+    For texts they were chosen by research/explanations/words.py, for causal language models by causal.py there, for
+    images by run.py. Contributions for models with a single query, and where the method does not apply.
+
+    Args:
+        passes: that erasure of each word takes; methods for images take as many for every image.
+        budget: as in `Request`.
     """
-    if reads_images(model):
-        best = IMAGE_DEFAULT
-    elif kind_of(model).causal:
-        best = CAUSAL_DEFAULT if passes <= AFFORDABLE else CAUSAL_FAST
-    else:
-        best = TEXT_DEFAULT
-    return best if best in methods_of(model) else LAYER_DEFAULT
+    kind = "image" if reads_images(model) else "causal" if kind_of(model).causal else "text"
+    best, cheap = DEFAULTS[kind]
+    affordable = budget > 0 if kind == "image" else passes <= budget
+    name = best if affordable else cheap
+    return name if attends_between_tokens(model) and name in methods_of(model) else LAYER_DEFAULT

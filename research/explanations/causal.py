@@ -170,7 +170,7 @@ def table(runs: pd.DataFrame) -> str:
         missed = f"{100 * means['missed'].median():.0f}" if means["missed"].notna().any() else ""
         falls = [mean_in_interval(list(reported.loc[method][fall]), 1) for fall in FALLS]
         passes = f"{means['forward_passes'].median():.1f}" if method != RANDOM else ""
-        name = method + " \\*" * (method == "erasure-token")
+        name = method + " \\*" * (method == "deletion")
         rows.append([name, f"{chosen.loc[method][FALLS[0]].mean():.1f}", *falls, first, total, missed, cost, passes])
     header = [
         *("method", "choice: deleted", "deleted", "replaced", "masked", "deleted, first token stays"),

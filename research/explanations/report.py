@@ -29,7 +29,7 @@ FAMILIES = {
     "F-Fidelity": ("ffid_plus", "ffid_minus"),
 }
 TEXTS, IMAGES = ("sst2", "agreement", "movies"), ("fashion",)
-REPEATED, FAST = "erasure-token", ("1 backward", "2 forward, 2 backward")
+REPEATED, FAST = "deletion", ("1 backward", "2 forward, 2 backward")
 SIGNED = [name for name, method in METHODS.items() if method.explains_output]
 UNSIGNED = [name for name, method in METHODS.items() if not method.explains_output]
 

@@ -75,7 +75,7 @@ def correlations(
         example = read_text(tokenizer, text, model.config.max_position_embeddings)
         target = model(**example.inputs).logits.argmax(-1)
         words = ~torch.tensor(example.special)[example.token_of_piece]
-        erased = token_scores(model, example.inputs, "erasure-token", target)[0, words].abs()
+        erased = token_scores(model, example.inputs, "deletion", target)[0, words].abs()
         for measure, values in correlation.items():
             for layer in layers:
                 scores = token_scores(model, example.inputs, measure, target, layer=layer)[0, words].detach().abs()

@@ -8,7 +8,7 @@ import torch
 import hf_bidir
 from benchmarks.runs import read_runs
 from hf_bidir.explain import token_scores
-from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
+from hf_bidir.explain.registry import DEFAULTS
 from research.explanations import causal, report, run
 from tests.tiny_models import stock_model
 
@@ -61,7 +61,7 @@ def test_a_method_ties_with_the_first_inside_its_interval(method, ties):
     assert report.ties_with_first(pd.concat(rows), "texts", method) == ties
 
 
-@pytest.mark.parametrize(("of", "default"), [("texts", TEXT_DEFAULT), ("images", IMAGE_DEFAULT)])
+@pytest.mark.parametrize(("of", "default"), [("texts", DEFAULTS["text"][0]), ("images", DEFAULTS["image"][0])])
 def test_the_default_method_ties_with_the_best_one(of, default):
     assert report.ties_with_first(read_runs(run.FILE), of, default)
 

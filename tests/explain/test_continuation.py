@@ -18,7 +18,6 @@ from hf_bidir.explain import (
     integrated_relevance,
     token_scores,
 )
-from hf_bidir.explain import request as requests
 from hf_bidir.explain.generation import prediction_scores
 from hf_bidir.explain.inputs.text import shortened, spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
@@ -56,9 +55,7 @@ def tokens_of(text):
     return TOKENIZER(text, return_tensors="pt")["input_ids"]
 
 
-@pytest.mark.parametrize(
-    "method", ["attnlrp", "integrated-attnlrp", "contributions", "erasure", "erasure-token", "flow"]
-)
+@pytest.mark.parametrize("method", ["attnlrp", "integrated-attnlrp", "contributions", "erasure", "deletion", "flow"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_row_equals_the_explanation_of_its_token_alone(method, name):
     model, ids = signed_model(name), tokens_of(f"{PROMPT} {NEXT}")
@@ -114,17 +111,30 @@ def test_a_continuation_explained_without_signs_prints_none(model):
     assert "y is" not in told
 
 
-def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model, monkeypatch):
-    length = tokens_of(PROMPT).shape[1]
-    monkeypatch.setattr(requests, "AFFORDABLE", length)
-    assert explain(model, TOKENIZER, PROMPT).method == "erasure"
-    found = continued(model)  # whose first tokens the others read
+def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model):
+    words = len(explain(model, TOKENIZER, PROMPT).tokens)
+    assert explain(model, TOKENIZER, PROMPT, budget=words).method == "erasure"
+    found = continued(model, budget=words)  # whose first tokens the others read
     assert "would need" in found.notes[0]
     assert METHODS["attnlrp"].what in found.what
-    monkeypatch.setattr(requests, "AFFORDABLE", length - 1)
-    found = explain(model, TOKENIZER, PROMPT)
-    assert (found.method, f"would need {length} forward passes" in found.notes[0]) == ("attnlrp", True)
+    found = explain(model, TOKENIZER, PROMPT, budget=words - 1)
+    assert (found.method, f"would need {words} forward passes" in found.notes[0]) == ("attnlrp", True)
     assert explain(model, TOKENIZER, PROMPT, "attnlrp").notes == []
+
+
+def test_where_the_cheap_default_has_no_rule_contributions_stand_in(model):
+    changed = copy.deepcopy(model)
+    changed.lm_head = torch.nn.Sequential(Fourier(), changed.lm_head)
+    found = explain(changed, TOKENIZER, PROMPT, budget=1)
+    assert found.method == "contributions"
+    assert "The default method, attnlrp, does not apply: " in found.notes[0]
+    with pytest.raises(ValueError, match="fft_fft"):
+        explain(changed, TOKENIZER, PROMPT, "attnlrp")
+
+
+class Fourier(torch.nn.Module):
+    def forward(self, states):
+        return torch.fft.fft(states).real
 
 
 def test_a_contrast_of_two_words_explains_the_difference_of_their_logits(model):

@@ -5,7 +5,7 @@ import torch
 
 from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import erasure, erasure_by_token
+from hf_bidir.explain import ForwardCache, Request, deletion, erasure
 from tests.explain.conftest import asked, bert, images, sentences, vit
 
 
@@ -49,8 +49,8 @@ def painted(model, inputs, token):
     [
         (lambda: bert(0.0), sentences, erasure, masked, (0, 3)),
         (vit, images, erasure, renormalised, (0, 3)),
-        (bert, sentences, erasure_by_token, deleted, (1, 3)),
-        (vit, images, erasure_by_token, painted, (1, 8, 16)),
+        (bert, sentences, deletion, deleted, (1, 3)),
+        (vit, images, deletion, painted, (1, 8, 16)),
     ],
 )
 def test_the_effect_of_a_token_is_the_fall_of_the_logit_without_it(model, inputs, method, remaining, tokens):
@@ -63,12 +63,12 @@ def test_the_effect_of_a_token_is_the_fall_of_the_logit_without_it(model, inputs
 
 
 def test_a_single_token_is_not_deleted():
-    assert asked(erasure_by_token, bert(), {"input_ids": torch.tensor([[2]])}).tolist() == [[0.0]]
+    assert asked(deletion, bert(), {"input_ids": torch.tensor([[2]])}).tolist() == [[0.0]]
 
 
 def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
-    effects = asked(erasure_by_token, model, inputs, target=7, position=2)
+    effects = asked(deletion, model, inputs, target=7, position=2)
 
     @torch.no_grad()
     def y(rows, position):
@@ -81,7 +81,7 @@ def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
     assert not effects[:, 2].any()
 
 
-@pytest.mark.parametrize(("method", "options"), [(erasure, {}), (erasure, {"rescale": False}), (erasure_by_token, {})])
+@pytest.mark.parametrize(("method", "options"), [(erasure, {}), (erasure, {"rescale": False}), (deletion, {})])
 def test_padding_has_no_effect_and_chunks_do_not_matter(method, options):
     model, inputs = bert(), sentences()
     effects = asked(method, model, inputs, **options)
@@ -99,3 +99,15 @@ def test_a_token_with_almost_all_attention_gives_finite_numbers():
 
     with edited_coefficients(model, dominated):
         assert asked(erasure, model, inputs).isfinite().all()
+
+
+def test_the_pieces_of_a_word_are_deleted_together():
+    model, inputs = bert(), {"input_ids": torch.tensor([[2, 5, 6, 7, 8, 3], [2, 9, 8, 7, 6, 3]])}
+    units = torch.tensor([[0, 1, 1, 2, 3, 4], [0, 1, 2, 2, 2, 3]])
+    cache = ForwardCache(model, inputs, units)
+    effects = deletion(cache, Request(target=torch.tensor([1, 1])))
+    shorter = torch.tensor([[2, 7, 8, 3]]), torch.tensor([[2, 9, 3]])
+    for row, (first, rest) in enumerate(zip((1, 2), shorter, strict=True)):
+        expected = logit(model, inputs)[row] - logit(model, {"input_ids": rest})[0]
+        torch.testing.assert_close(effects[row, first], expected, atol=1e-5, rtol=1e-4)
+        assert not effects[row, first + 1]

@@ -13,7 +13,6 @@ from hf_bidir import BidirBertForMaskedLM, BidirBertModel, unsigned
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import explain, explain_each, read_text, result, token_scores
 from hf_bidir.explain.inputs.text import percent
-from hf_bidir.explain.registry import IMAGE_DEFAULT, TEXT_DEFAULT
 from hf_bidir.explain.request import default_method
 from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer, vit
 
@@ -28,15 +27,15 @@ explained = partial(explain, model(), tokenizer())
 
 
 def test_one_text_gives_its_scores_by_word():
-    found = explained(TEXTS[0], target="positive")
+    found = explained(TEXTS[0], "attnlrp", target="positive")
     assert found.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
     example = read_text(tokenizer(), TEXTS[0], 12)
-    expected = token_scores(model(), example.inputs, TEXT_DEFAULT, "positive")[0]
+    expected = token_scores(model(), example.inputs, "attnlrp", "positive")[0]
     torch.testing.assert_close(found.scores, example.by_token(expected))
     assert found.value == pytest.approx(model()(**example.inputs).logits[0, 1].item(), abs=1e-5)
     read = json.loads(json.dumps(found.to_dict()))
     assert (read["tokens"], read["scores"]) == (found.tokens, pytest.approx(found.scores.tolist()))
-    assert (read["method"], read["special"]) == (TEXT_DEFAULT, [True, False, False, False, False, True])
+    assert (read["method"], read["special"]) == ("attnlrp", [True, False, False, False, False, True])
 
 
 def test_a_model_of_transformers_is_explained_as_its_signed_counterpart_and_is_the_same_afterwards():
@@ -171,24 +170,11 @@ def test_a_masked_language_model_is_explained_at_the_mask():
 
 def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
     defaults = [default_method(made) for made in (bert(), vit(), pooling())]
-    assert defaults == [TEXT_DEFAULT, IMAGE_DEFAULT, "contributions"]
+    assert defaults == ["erasure", "integrated-gradients", "contributions"]
     for choice in ("layer", "head"):
         assert explained(TEXTS[0], **{choice: 1}).method == "contributions"
-
-
-def test_a_model_without_a_rule_gets_contributions_and_a_note():
-    changed = model()
-    changed.classifier = torch.nn.Sequential(Fourier(), changed.classifier)
-    for found in (explain(changed, tokenizer(), TEXTS[0]), *explain(changed, tokenizer(), TEXTS)):
-        assert found.method == "contributions"
-        assert f"The default method, {TEXT_DEFAULT}, does not apply: " in found.notes[0]
-    with pytest.raises(ValueError, match="fft_fft"):
-        explain(changed, tokenizer(), TEXTS[0], "attnlrp")
-
-
-class Fourier(torch.nn.Module):
-    def forward(self, states):
-        return torch.fft.fft(states).real
+    assert [found.method for found in explained(TEXTS)] == ["contributions"] * len(TEXTS)
+    assert explained(TEXTS, budget=6)[0].method == "erasure"
 
 
 def test_details_are_computed_where_they_are_asked_for():
@@ -212,7 +198,7 @@ def test_scores_that_a_sink_fills_have_a_note():
     assert "holds 100% of the scores of rollout" in found.notes[-1]
 
 
-@pytest.mark.parametrize(("method", "most"), [(None, 2), ("attnlrp", 2), ("contributions", 2), ("rollout", 1)])
+@pytest.mark.parametrize(("method", "most"), [("integrated-attnlrp", 2), ("contributions", 2), ("rollout", 1)])
 def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_more(method, most):
     signed, passes = model(), []
     signed.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))

@@ -87,8 +87,8 @@ def test_weighted_values_are_the_norm_of_what_an_edge_adds_to_the_output(name):
     ("name", "options", "method", "named"),
     [
         ("BitNetModel", {"num_key_value_heads": 2} | TEXTS, "values", "BitNetAttention"),
-        ("ViTMAEModel", PICTURES, "erasure-token", "5 tokens for 4 x 4 patches"),
-        ("YolosModel", {"image_size": [8, 8], "patch_size": 2}, "erasure-token", "none after the patches"),
+        ("ViTMAEModel", PICTURES, "deletion", "5 tokens for 4 x 4 patches"),
+        ("YolosModel", {"image_size": [8, 8], "patch_size": 2}, "deletion", "none after the patches"),
     ],
 )
 def test_a_model_whose_tokens_or_values_are_not_as_assumed_is_refused(name, options, method, named):
@@ -121,7 +121,7 @@ def test_a_decoder_is_explained_at_its_last_token(name):
     coefficients = forward_pass(model, inputs).coefficients[-1]
     expected = torch.stack([coefficients[0, :, 5].abs().mean(0), coefficients[1, :, 3].abs().mean(0)])
     torch.testing.assert_close(token_scores(model, inputs, "attention"), expected.detach())
-    read = token_scores(model, inputs, "erasure-token") == 0
+    read = token_scores(model, inputs, "deletion") == 0
     assert read.tolist() == [[False] * 5 + [True], [False] * 3 + [True] * 3]
 
 

@@ -64,11 +64,6 @@ def test_segments_that_the_text_does_not_have_are_refused(segments, named):
         segmented(TEXT, segments)
 
 
-def test_single_tokens_of_a_segment_are_not_removed_from_the_input():
-    with pytest.raises(ValueError, match="erasure-token removes single tokens; use erasure for segments"):
-        explain(bert(), tokenizer(), TEXT, "erasure-token", segments="sentences")
-
-
 def test_erasure_removes_a_segment_as_a_whole_in_one_pass():
     model, passes = bert(negative_mass=0.0), []
     model.register_forward_pre_hook(lambda *call: passes.extend(call[-1]["input_ids"]), with_kwargs=True)

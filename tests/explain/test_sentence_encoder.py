@@ -93,14 +93,14 @@ def test_a_text_is_cut_where_sentence_transformers_cuts_it(mean, encoder):
     assert found.value == pytest.approx(similarity(mean[1], "a good film " * 9), abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["erasure", "erasure-token"])
+@pytest.mark.parametrize("method", ["erasure", "deletion"])
 def test_an_erased_token_is_not_pooled(method, encoder):
     model, words = encoder
     model = model.compared_with(words, OTHER)
     inputs = dict(words(TEXT, return_tensors="pt"))
     effects = token_scores(model, inputs, method)
     reduced = inputs | {"attention_mask": torch.tensor([[1, 1, 0, *[1] * (inputs["input_ids"].shape[1] - 3)]])}
-    if method == "erasure-token":
+    if method == "deletion":
         reduced = {name: torch.cat([value[:, :2], value[:, 3:]], 1) for name, value in inputs.items()}
     with torch.no_grad():
         whole, without = (model(**rows).sentence_embedding[0] @ model.reference for rows in (inputs, reduced))

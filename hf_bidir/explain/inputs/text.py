@@ -32,7 +32,6 @@ class Example:
         special: whether each token is special.
         token_of_piece: `[length]`, the token that each model position belongs to.
         truncated: word pieces that were cut off.
-        whole: whether tokens are segments, which erasure removes as a whole.
         grid: rows and columns of patches.
     """
 
@@ -41,7 +40,6 @@ class Example:
     special: list[bool]
     token_of_piece: Tensor
     truncated: int = 0
-    whole: bool = False
     grid: tuple[int, int] | None = None
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
@@ -114,7 +112,6 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         special=special,
         token_of_piece=torch.tensor(token_of_piece),
         truncated=whole - len(token_of_piece),
-        whole=text.whole,
     )
 
 

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.signing import as_signed
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import signed
-from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, LAYER_DEFAULT, METHODS, NoRule
+from hf_bidir.explain.registry import LAYER_DEFAULT, METHODS, NoRule
 from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
-FAST_NOTE = (
-    f"{CAUSAL_DEFAULT}, the default of causal language models, would need {{}} forward passes; {CAUSAL_FAST} needs one "
-    f'backward pass and is less faithful. Choose method="{CAUSAL_DEFAULT}" (--method {CAUSAL_DEFAULT}) to wait for it.'
+CHEAP_NOTE = (
+    "The default of short texts, {best}, would need {passes} forward passes; {method} needs {cost} and is less "
+    'faithful. Choose method="{best}" (--method {best}) to wait for it.'
 )
 
 
@@ -62,8 +62,10 @@ def scored(
         score: what computes them from the cache and the request with its method; by default the method.
     """
     score = score or (lambda cache, request: request.entry.scores(cache, request))
-    resolved = request.resolved(cache.model, cache.passes)
-    note = FAST_NOTE.format(cache.passes) if resolved.method == CAUSAL_FAST and request.method is None else ""
+    model, passes, note = cache.model, cache.passes, ""
+    resolved = request.resolved(model, passes)
+    if request.budget and resolved.method != (best := request.resolved(model).method):
+        note = CHEAP_NOTE.format(best=best, passes=passes, method=resolved.method, cost=resolved.entry.cost)
     try:
         return score(cache, resolved), resolved, note
     except NoRule as error:

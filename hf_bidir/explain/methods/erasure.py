@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ CHUNK = 64  # erasures in a forward pass
 
 @torch.no_grad()
 def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chunk_size: int = CHUNK) -> Tensor:
-    """`y - y without token i`, for every token: no query attends to it in any layer. Positive where it supports y.
+    """`y - y without word i`, for every word: no query attends to it in any layer. Positive where it supports y.
 
-    The tokens of a segment (`ForwardCache.units`) are erased together. A sentence encoder leaves them out of its
-    pooling, too. Several outputs of one text, with a tensor of targets and of positions, share the forward passes.
+    The tokens of a word or segment (`ForwardCache.units`) are erased together; a sentence encoder does not pool them,
+    either. Several outputs of one text, with a tensor of targets and of positions, share the forward passes.
 
     Args:
         rescale: whether each query's other coefficients are rescaled to the sum of magnitudes that all had before: with
@@ -34,12 +35,11 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         chunk_size: erasures in a forward pass.
 
     Returns:
-        `[batch or targets, length]`, the effect of a segment at its first token; for images one entry per token,
+        `[batch or targets, length]`, the effect of a word at its first token; for images one entry per token,
         special tokens first. Zero for padding.
     """
     model = cache.model
     units = _units(cache)
-    begins = nn.functional.pad(units.diff(), (1, 0), value=1) != 0
     with in_evaluation(model):
         outputs: Any = cache.outputs
         targets = request.target.numel() if isinstance(request.target, Tensor) else 1
@@ -49,7 +49,7 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         readout = readout_of(cache, request, outputs)
         whole = readout(outputs)
         effects = whole.new_zeros(len(whole), cache.length)
-        for examples, tokens in _chunks(model, cache.keep & begins, chunk_size):
+        for examples, tokens in _chunks(model, cache.keep & _begins(units), chunk_size):
             remains = units[examples] != units[examples, tokens].unsqueeze(1)
             inputs = {name: value[examples] for name, value in cache.inputs.items()}
             if takes_embedding(model):
@@ -63,35 +63,52 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
 
 
 @torch.no_grad()
-def erasure_by_token(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) -> Tensor:
-    """`y - y without token i` in the input: a word piece is deleted, a patch is set to 0, the mean after normalisation.
+def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) -> Tensor:
+    """`y - y without word i` in the input: the pieces of a word are deleted, a patch is set to 0, the mean colour.
 
     Returns:
         `[batch, length]`, as `erasure`. Zero for padding, and for tokens that cannot be deleted: the one that `y` is
         read from, and those before an image's patches.
-
-    Raises:
-        ValueError: segments.
     """
-    if cache.units is not None:
-        raise ValueError("erasure-token removes single tokens; use erasure for segments.")
-    model = cache.model
+    model, units = cache.model, _units(cache)
     with in_evaluation(model):
         readout = readout_of(cache, request)
         whole = readout(cache.outputs)
         effects = whole.new_zeros(cache.keep.shape)
-        for examples, tokens in _chunks(model, cache.keep & ~_indispensable(cache, readout), chunk_size):
-            inputs = {name: value[examples] for name, value in cache.inputs.items()}
-            of_examples = readout.of(examples)
-            if reads_images(model):
-                patches = tokens - leading_tokens(model, cache.main_input, cache.length)
-                inputs["pixel_values"] = _painted(inputs["pixel_values"], patches, patch_size(model))
-            else:
-                inputs = _shortened(inputs, tokens)
-                of_examples = _moved(of_examples, tokens)
-            remaining = model(**inputs, return_dict=True)
-            effects[examples, tokens] = whole[examples] - of_examples(remaining)
+        fixed = cache.keep & _indispensable(cache, readout)
+        erasable = cache.keep & _begins(units)
+        for examples, tokens in _chunks(model, erasable, chunk_size):
+            remains = units[examples] != units[examples, tokens].unsqueeze(1)
+            allowed = ~(fixed[examples] & ~remains).any(1)
+            examples, tokens, remains = examples[allowed], tokens[allowed], remains[allowed]
+            for length in remains.sum(1).unique():  # texts of equal length form a batch without padding
+                rows = remains.sum(1) == length
+                inputs, moved = without(cache, readout, examples[rows], remains[rows])
+                y = moved(model(**inputs, return_dict=True))
+                effects[examples[rows], tokens[rows]] = whole[examples[rows]] - y
     return effects
+
+
+def without(
+    cache: ForwardCache, readout: Readout, examples: Tensor, remains: Tensor
+) -> tuple[dict[str, Tensor], Readout]:
+    """The inputs of examples `[rows]` without some tokens, and where their output is read from.
+
+    Args:
+        remains: boolean `[rows, length]`, with as many tokens in each row of texts, which move up; of images the other
+            patches are set to 0.
+    """
+    inputs = {name: value[examples] for name, value in cache.inputs.items()}
+    moved = readout.of(examples)
+    if reads_images(cache.model):
+        patches = remains[:, leading_tokens(cache.model, cache.main_input, cache.length) :]
+        painted = _painted(inputs["pixel_values"], patches, patch_size(cache.model))
+        return inputs | {"pixel_values": painted}, moved
+    if moved.positions is not None:
+        before = torch.arange(remains.shape[1], device=remains.device) < moved.positions.unsqueeze(1)
+        moved = replace(moved, positions=(remains & before).sum(1))
+    places = remains.nonzero()[:, 1].view(len(remains), -1)
+    return {name: value.gather(1, places) for name, value in inputs.items()}, moved
 
 
 def _chunks(model: PreTrainedModel, erasable: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
@@ -104,11 +121,16 @@ def _chunks(model: PreTrainedModel, erasable: Tensor, size: int) -> Iterator[tup
 
 
 def _units(cache: ForwardCache) -> Tensor:
-    """The segment of each token, `[batch, length]`; by default every token is one."""
+    """The word or segment of each token, `[batch, length]`; by default every token is one."""
     if cache.units is None:
         positions = torch.arange(cache.length, device=cache.keep.device)
         return positions.expand_as(cache.keep)
     return cache.units.to(cache.keep.device)
+
+
+def _begins(units: Tensor) -> Tensor:
+    """Whether each token is the first one of its unit, `[batch, length]`."""
+    return nn.functional.pad(units.diff(), (1, 0), value=1) != 0
 
 
 def _attending_only(model: PreTrainedModel, remains: Tensor, rescale: bool) -> AbstractContextManager[None]:
@@ -141,27 +163,11 @@ def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
     return positions == read.unsqueeze(1)
 
 
-def _shortened(inputs: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-    """The inputs of texts, each without its token; the tokens after it move up."""
-    remaining = torch.arange(inputs["input_ids"].shape[1] - 1, device=tokens.device)
-    remaining = remaining + (remaining >= tokens.unsqueeze(1))
-    return {name: value.gather(1, remaining) for name, value in inputs.items()}
-
-
-def _moved(readout: Readout, tokens: Tensor) -> Readout:
-    """The readout at its positions in texts without these tokens."""
-    if readout.positions is None:
-        return readout
-    return Readout(readout.weights, readout.positions - (tokens < readout.positions).long())
-
-
-def _painted(pixels: Tensor, patches: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images `[rows, channels, height, width]`, each with one patch set to 0."""
+def _painted(pixels: Tensor, remains: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images `[rows, channels, height, width]` with the patches that do not remain, `[rows, patches]`, set to 0."""
     height, width = size
-    columns = pixels.shape[3] // width
+    grid = remains.view(len(remains), 1, pixels.shape[2] // height, pixels.shape[3] // width)
+    stays = grid.repeat_interleave(height, 2).repeat_interleave(width, 3)
     images = pixels.clone()
-    for image, patch in zip(images, patches.tolist(), strict=True):
-        top = patch // columns * height
-        left = patch % columns * width
-        image[:, top : top + height, left : left + width] = 0
+    images[..., : stays.shape[2], : stays.shape[3]] *= stays
     return images

@@ -1,0 +1,133 @@
+"""Do the scores of words say what happens without them? Methods x models, on drawn and on negated sentences.
+
+    python -m research.explanations.models --data-dir DIR --model MINILM
+    python -m research.explanations.words --data-dir DIR
+
+Every method explains the predicted class instead of the other one, on 150 test sentences of SST-2 and on 80 with a
+negation; y is the difference of their logits. Rows go to results/words.csv, one for each model, seed, method, set and
+half of the sentences: one half chooses the default method ("choice"), the other reports it ("report").
+
+    opposite   share of the sentences whose scores, without those of special tokens, sum to another sign than y
+    falls      y minus y without the word of the largest score, mean
+    rises      y without the word of the smallest score, minus y, mean
+    seconds    median time of a sentence, one thread
+
+`falls_error` and `rises_error` are standard errors over sentences. The word is removed from the text, as by the method
+deletion, which therefore has the largest falls and rises that a single word can have.
+"""
+
+import random
+import re
+import statistics
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from benchmarks.runs import markdown, where
+from hf_bidir.common.files import sha256
+from hf_bidir.explain import Explanation, explain
+from hf_bidir.finetune.data.sources import read_table
+from research.explanations.tasks import MODELS, TASKS, add_options, load, models
+from research.runs import command_line, run_grid
+
+FILE = Path(__file__).with_name("results") / "words.csv"
+KEY = ("model", "seed", "method", "sentences", "half")
+NEGATION = re.compile(r"\b(not|no|never|nothing|nor|neither|without|hardly)\b|n't\b", re.IGNORECASE)
+SETS = {"drawn": (150, ""), "negated": (80, NEGATION)}  # how many of those that a pattern finds
+HALVES = ("choice", "report")
+REMOVED = "deletion"
+METHODS = ("erasure", REMOVED, "contributions", "chefer", "attnlrp", "integrated-attnlrp")
+MEANS = {"opposite": ("opposite, %", 100, 0), "falls": ("falls", 1, 2), "rises": ("rises", 1, 2)}
+
+
+class Removal(NamedTuple):
+    """What the scores of one sentence say, and what happens without the words that they name."""
+
+    opposite: bool
+    falls: float
+    rises: float
+    seconds: float
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    add_options(parser)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folders, trials = {}, []
+    for name, seed, folder in models(options, "sst2"):
+        folders[name, seed] = folder
+        trial = {"model": name, "seed": seed, "weights": sha256(folder / "model.safetensors")[:8]}
+        trials += [trial | {"method": method} for method in options.methods]
+    file = TASKS["sst2"].file(options.data_dir, "test")
+    texts = {name: sentences(file, *described) for name, described in SETS.items()}
+
+    def measured(model: str, seed: int, weights: str, method: str) -> tuple[list[dict[str, Any]], list[Path]]:
+        rows, loaded = [], load(folders[model, seed])
+        for name, half in product(SETS, HALVES):
+            drawn = texts[name][HALVES.index(half) :: 2]
+            removals = [
+                removal(*loaded, text, method) for text in tqdm(drawn, desc=f"{model} {seed}, {method}, {name}")
+            ]
+            rows.append({"sentences": name, "half": half} | summary(removals))
+        return rows, [file]
+
+    run_grid(FILE, trials, measured, KEY)
+
+
+def sentences(file: Path, count: int, pattern: str | re.Pattern) -> list[str]:
+    """As many sentences that hold the pattern, drawn with a fixed seed."""
+    found = [row["text"] for row in read_table(str(file)) if re.search(pattern, row["text"])]
+    return random.Random(0).sample(found, count)
+
+
+def removal(model: Any, tokenizer: Any, text: str, method: str) -> Removal:
+    """A sentence explained by a method, and by the removal of its words."""
+    with torch.no_grad():
+        predicted = int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())
+    classes = {"target": predicted, "instead_of": 1 - predicted}
+    start = time.perf_counter()
+    explanation: Explanation = explain(model, tokenizer, text, method, **classes)
+    seconds = time.perf_counter() - start
+    words = ~np.array(explanation.example.special)
+    scores = explanation.scores.numpy()[words]
+    fall = explain(model, tokenizer, text, REMOVED, **classes).scores.numpy()[words]
+    return Removal(bool(scores.sum() < 0), fall[scores.argmax()], -fall[scores.argmin()], seconds)
+
+
+def summary(removals: list[Removal]) -> dict[str, float]:
+    """Means over sentences, standard errors, and the median time."""
+    table = pd.DataFrame(removals)
+    means = {name: float(table[name].mean()) for name in MEANS}
+    errors = {f"{name}_error": float(table[name].sem()) for name in MEANS}
+    return means | errors | {"seconds": statistics.median(table["seconds"])}
+
+
+def table(runs: pd.DataFrame, half: str = "report") -> str:
+    """A row for each model, set and method: means over seeds, with an interval over sentences and seeds."""
+    rows = []
+    for model, name, method in product(MODELS, SETS, METHODS):
+        seeds = where(runs, model=model, sentences=name, method=method, half=half)
+        if not seeds.empty:
+            cells = [cell(seeds, measure) for measure in MEANS]
+            rows.append([MODELS[model], name, method, *cells, f"{seeds['seconds'].median():.2f}"])
+    return markdown(["model", "sentences", "method", *(title for title, *_ in MEANS.values()), "seconds"], rows)
+
+
+def cell(seeds: pd.DataFrame, measure: str) -> str:
+    """The mean with its 95 % interval: the error over sentences, which all seeds share, and that over seeds."""
+    _, scale, digits = MEANS[measure]
+    of_seeds = seeds[measure].var() / len(seeds) if len(seeds) > 1 else 0
+    error = 1.96 * np.sqrt((seeds[f"{measure}_error"] ** 2).mean() + of_seeds)
+    return f"{scale * seeds[measure].mean():.{digits}f} ± {scale * error:.{digits}f}"
+
+
+if __name__ == "__main__":
+    main()
