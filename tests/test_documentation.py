@@ -50,6 +50,7 @@ CLASSES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 
 STAND_INS = {  # name: architecture, card with the tokenizer or image processor, whether it is signed
     "google-bert/bert-base-uncased": ("bert", "sst2-rnn-tanhmax", False),
     "FacebookAI/roberta-base": ("roberta", "sst2-rnn-tanhmax", False),
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": ("bert", "sst2-rnn-tanhmax", False),
     "HuggingFaceTB/SmolLM2-135M": ("llama", "imdb-lm-tanhmax", False),
     "google/vit-base-patch16-224": ("vit", "digits-tanhmax", False),
     "runs/mine": ("bert", "sst2-rnn-tanhmax", True),

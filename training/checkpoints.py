@@ -34,6 +34,7 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.runs import markdown
 from benchmarks.seeds import compare, mean_and_deviation
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.reading import open_checkpoint
@@ -299,6 +300,20 @@ def list_cards() -> Path:
     with replacing(CARDS / "README.md") as temporary:
         temporary.write_text("\n".join([*HEADING, *rows, ""]), encoding="utf-8")
     return CARDS / "README.md"
+
+
+def downloads() -> str:
+    """The TanhMax checkpoints with weights, and the scores of their softmax counterparts, as a Markdown table."""
+    rows = []
+    for folder in sorted(CARDS.glob("*-tanhmax")):
+        result = read_card(folder / "README.md").data.eval_results[0]
+        metric, seeds = result.metric_name or result.metric_type, read_json(folder / "seeds.json")
+        scores, counterpart = (seeds.get(of, {}).get("scores", {}).get(metric) for of in ("this", "counterpart"))
+        score = mean_and_deviation(scores or [result.metric_value], 3)
+        softmax = mean_and_deviation(counterpart, 3) if counterpart else ""
+        name = f"[{folder.name}](model_cards/{folder.name}/README.md)"
+        rows.append([name, result.dataset_name.partition(",")[0], metric.replace("_", " "), score, softmax])
+    return markdown(["checkpoint", "measured on", "metric", "TanhMax", "softmax"], rows)
 
 
 def _row_of(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ HEALED = 100 * where(CONVERSIONS, task="sst2", variant="signs").mean(numeric_onl
 NUMBER = r"([-+\d.]+)"
 QUOTED = {  # by page: sentences with their numbers left out, and the numbers
     "README.md": {
-        "MiniLM, healed on SST-2, has {} % test accuracy,": [f"{HEALED.accuracy:.1f}"],
+        "MiniLM, healed on SST-2, has {} % test accuracy.": [f"{HEALED.accuracy:.1f}"],
         "Without its negative coefficients ({} %) the accuracy is {} %,": [
             f"{HEALED.negative_share:.0f}",
             f"{HEALED.accuracy_without_negatives:.0f}",
