@@ -66,8 +66,9 @@ def explain(
     target, one with a negative score opposes it. Patches are named by row and column, counted from 0. Of a text that
     exceeds the limit of a classifier the beginning is explained. Put -- before a text that begins with a dash.
 
-    Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
-    token of a text. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
+    Causal language models such as Llama: --target and --instead-of explain why the next token is the one and not the
+    other. With --continuation or --new-tokens every token of a text is explained, and the scores of the prompt are
+    summed over them. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
     is added to --target. Encoder-decoders: each generated token is explained by the input; of the options only
     --output, --top and --segments apply.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its

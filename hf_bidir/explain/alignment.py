@@ -1,4 +1,4 @@
-"""The scores of generated text: a row for each generated token."""
+"""The scores of generated text: a row for each generated token, and their sums."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,30 +6,39 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import shortened, signed, told_apart
-from hf_bidir.explain.result import NAMED_SHARE, ORDER, Result
+from hf_bidir.explain.inputs.text import percent, shortened
+from hf_bidir.explain.listing import LISTED, Listing
+from hf_bidir.explain.result import Result
+
+IN_ROW = 5  # tokens in the row of a generated token
+WIDTH = 70  # characters of a sentence
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Alignment(Result):
     """Generated tokens, and for each of them a number per source token.
 
     Attributes:
         source: the source tokens; for a causal model, the prompt and all generated tokens but the last.
+        special: whether each of them is special, or written by a chat template.
         written: the generated tokens in order.
         explained: the generated text, in words.
-        what: the numbers that rank tokens, in words.
+        what: the first numbers, in words.
         scores: `[written, source]` by unit; the first one ranks.
         first_length: source tokens of the first row: all, or those of the prompt, and one more in each next row.
         how_to_read: the meaning of + and − in the first scores, without a full stop.
         probabilities: of the generated tokens, where known.
         has_signs: whether the first scores can be negative.
         notes: what limits the scores, a sentence each.
+        listing: the tokens of the prompt of a causal model, with the sums of their first scores over all rows.
+        sentences: the same for the sentences of the prompt, where it has several.
+        starts: the first token of each of these sentences.
     """
 
     is_generated: ClassVar = True
 
     source: list[str]
+    special: Sequence[bool]
     written: list[str]
     explained: str
     what: str
@@ -39,25 +48,49 @@ class Alignment(Result):
     probabilities: Sequence[float] = ()
     has_signs: bool = True
     notes: Sequence[str] = ()
+    listing: Listing | None = None
+    sentences: Listing | None = None
+    starts: Sequence[int] = ()
 
     @property
     def rows(self) -> list[str]:
         """The generated tokens with their probabilities."""
         if not self.probabilities:
             return self.written
-        return [f"{word} ({share:.1%})" for word, share in zip(self.written, self.probabilities, strict=True)]
+        return [f"{word} ({percent(share)})" for word, share in zip(self.written, self.probabilities, strict=True)]
 
-    def summary(self, top: int = 10) -> str:
-        """One line per generated token, with the source tokens of largest magnitude."""
-        lines = [self.explained, *self.notes, f"{self.what}. {ORDER}"]
-        number = signed if self.has_signs else "{:.2g}".format
-        names = told_apart(self.source)
+    @property
+    def reading(self) -> str:
+        """What the first numbers are, in one sentence."""
+        return f"{self.what}: {self.how_to_read}."
+
+    def summary(self, top: int = LISTED) -> str:
+        """The sums of largest magnitude, those of sentences, and a line per generated token with its strongest ones."""
+        lines = [self.explained]
+        heading = "Largest magnitude first:"
+        if self.listing:
+            lines += [f"{number:>8}  {name}" for name, number in self.listing.strongest(top)]
+            lines += self._sentences()
+            lines += [self.reading, self.listing.left_out()]
+            heading = "Each generated token, explained by the prompt │ by what was generated before it:"
+        else:
+            lines.append(self.reading)
         first_scores = next(iter(self.scores.values()))
-        for word, row in zip(self.rows, first_scores, strict=True):
-            least = NAMED_SHARE * row.abs().max()
-            named = []
-            for index in row.abs().argsort(descending=True)[:top].tolist():
-                if row[index].abs() > least:
-                    named.append(f"{number(row[index].item())} {names[index]}")
-            lines.append(f"{shortened(word):>16}  {'  '.join(named)}")
-        return "\n".join(lines)
+        rows = [f"{shortened(word):>16}  {self._row(row)}" for word, row in zip(self.rows, first_scores, strict=True)]
+        return "\n".join(filter(None, [*lines, heading, *rows, *self.notes]))
+
+    def _sentences(self) -> list[str]:
+        """A line per sentence of the prompt, in order."""
+        if self.sentences is None:
+            return []
+        totals = zip(self.sentences.tokens, self.sentences.scores.tolist(), strict=True)
+        lines = [f"{self.sentences.number(total):>8}  {shortened(name, WIDTH)}" for name, total in totals]
+        return ["By sentence:", *lines]
+
+    def _row(self, scores: Tensor) -> str:
+        """The source tokens of largest magnitude `[source]`, those of a prompt before those generated."""
+        row = Listing(self.source, scores, self.special, has_signs=self.has_signs)
+        prompt, generated = [], []
+        for index, (name, number) in zip(row.order(), row.strongest(IN_ROW), strict=False):
+            (prompt if index < self.first_length else generated).append(f"{number} {name.strip()}")
+        return "  ".join([*prompt, *(["│", *generated] if generated else [])])

@@ -14,13 +14,15 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, forward_pass
+from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
+from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.methods import scored, sink_note
-from hf_bidir.explain.registry import METHODS
+from hf_bidir.explain.registry import METHODS, Method
 from hf_bidir.explain.request import Request
 from hf_bidir.modeling.signed_layers import signed_layers
 
-LOGIT = "the logit of the token of a row, minus the mean of all logits"
+LOGIT = "the logit of each generated token minus the mean of all logits"
 ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION = METHODS["contributions"].unit
 MAGNITUDE = "mean |a|"
@@ -55,6 +57,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Ali
     cut = f" The source was truncated by {example.truncated} tokens." if example.truncated else ""
     return Alignment(
         source=[visible(token) for token in example.tokens],
+        special=[False] * len(example.tokens),
         written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=f'Generated: "{visible(generated)}".{cut}',
         what=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}",
@@ -123,25 +126,50 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     scores, used, note = scored(cache, request, score)
     name, method = str(used.method), used.entry
     by_token = source.by_token(scores, method.additive)
-    # of a conversation the messages, not what its template wrote
-    shown = [index for index, special in enumerate(source.special) if not (special and prompt.template)]
-    with torch.no_grad():
-        probabilities = cache.outputs_alone().logits[0, positions].float().softmax(-1).cpu()
-    shares = probabilities.gather(-1, generated.unsqueeze(-1)).squeeze(-1)
-    spoken = [prompt.spoken, tokenizer.decode(generated)]
+    what = "answer" if prompt.template else "continuation"
+    count = f"{len(written)} tokens" if len(written) > 1 else "1 token"
+    text = visible(tokenizer.decode(generated, skip_special_tokens=True).strip())
+    caption = f"{method.caption(request.layer, request.head)}, summed over the {what}"
     sink = sink_note(name, source.tokens, source.special, by_token)
     return Alignment(
-        source=[source.tokens[index] for index in shown],
+        source=source.tokens,
+        special=source.special,
         written=written,
-        explained=" → ".join(visible(part.strip()) for part in spoken),
-        what=method.caption(request.layer, request.head) + f"; y is {LOGIT}" * method.explains_output,
-        scores={method.unit: by_token[:, shown]},
-        first_length=len(shown) - len(written) + 1,
+        explained=f'{what.capitalize()} ({count}): "{text}".',
+        what=f"{caption[0].upper()}{caption[1:]}" + f"; y is {LOGIT}" * method.explains_output,
+        scores={method.unit: by_token},
+        first_length=len(example.tokens),
         how_to_read=method.how_to_read,
         has_signs=method.explains_output,
-        probabilities=shares.tolist(),
+        probabilities=_shares(cache, generated, positions),
         notes=list(filter(None, [note, sink])),
+        **_totals(tokenizer, prompt, example, scores[:, : len(example.token_of_piece)], method),
     )
+
+
+@torch.no_grad()
+def _shares(cache: ForwardCache, ids: Tensor, positions: Tensor) -> list[float]:
+    """The probabilities of these tokens at the positions that predict them."""
+    probabilities = cache.outputs_alone().logits[0, positions].float().softmax(-1).cpu()
+    return probabilities.gather(-1, ids.unsqueeze(-1)).squeeze(-1).tolist()
+
+
+def _totals(tokenizer: Any, prompt: Text, example: Example, scores: Tensor, method: Method) -> dict[str, Any]:
+    """The sums of scores `[generated, length]` of a prompt by token, and by sentence where it has several."""
+    by_token = example.by_token(scores, method.additive).sum(0)
+    listing = Listing(example.tokens, by_token, example.special, prompt.template, method.explains_output)
+    totals: dict[str, Any] = {"listing": listing}
+    if prompt.whole or not tokenizer.is_fast:
+        return totals
+    pieces = example.token_of_piece
+    parted = read_text(tokenizer, segmented(prompt, "sentences"), len(pieces))
+    indices = [index for index, special in enumerate(parted.special) if not special]
+    if len(indices) > 1:
+        names = [parted.tokens[index] for index in indices]
+        by_sentence = parted.by_token(scores, method.additive).sum(0)[indices]
+        totals["sentences"] = replace(listing, tokens=names, scores=by_sentence, special=[False] * len(names))
+        totals["starts"] = [int(pieces[parted.token_of_piece == index][0]) for index in indices]
+    return totals
 
 
 def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:

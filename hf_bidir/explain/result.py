@@ -1,14 +1,14 @@
 """The scores of one example or several: printed, drawn, as a page, and in a notebook."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import NEGLIGIBLE, Example, shortened, signed, told_apart, visible
+from hf_bidir.explain.inputs.text import Example, shortened, signed, visible
+from hf_bidir.explain.listing import LISTED, Listing
 from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.registry import METHODS
 
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from hf_bidir.explain.coefficients import Coefficients
     from hf_bidir.explain.verdict import Verdict
 
-LISTED = 10  # tokens in a list
-SPECIAL = 5  # special tokens in a sentence
 SHOWN = 20  # explanations in a notebook
-NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token of an alignment is not printed
-ORDER = "Largest magnitude first:"
 
 
 class Result:
@@ -133,42 +129,20 @@ class Explanation(Prediction, Result):
 
     def summary(self, top: int = LISTED) -> str:
         """The prediction, the tokens of largest magnitude, what the numbers are, the verdict, and notes."""
-        rows = [f"{number:>8}  {name}" for name, number in self.strongest(top)]
+        rows = [f"{number:>8}  {name}" for name, number in self.listing.strongest(top)]
         sentence = self.verdict.sentence if self.verdict else ""
-        lines = [self.explained, *rows, f"{self.reading} {self.sums()}", self.hidden(), sentence, *self.notes]
+        lines = [self.explained, *rows, f"{self.reading} {self.sums()}", self.listing.left_out(), sentence, *self.notes]
         return "\n".join(filter(None, map(str.rstrip, lines)))
 
-    def strongest(self, count: int = LISTED) -> list[tuple[str, str]]:
-        """The words or patches of largest magnitude, with their scores as text."""
-        return self._named(self.scores, special=False)[:count]
-
-    def _named(self, scores: Tensor, special: bool) -> list[tuple[str, str]]:
-        """Names and numbers of special tokens, or of the others, by magnitude, without those close to 0."""
-        chosen = torch.tensor(self.example.special) == special
-        magnitudes = scores.abs() * chosen
-        order = magnitudes.argsort(descending=True).tolist()
-        least = NEGLIGIBLE * self.shown(scores)[1].abs().max()
-        names = told_apart(self.tokens)
-        return [(names[index], self.number(scores[index].item())) for index in order if magnitudes[index] > least]
-
-    def number(self, score: float) -> str:
-        """A score as text, with a sign if the method has signs."""
-        return signed(score) if METHODS[self.method].explains_output else signed(score).removeprefix("+")
+    @property
+    def listing(self) -> Listing:
+        """The tokens with their scores."""
+        has_signs = METHODS[self.method].explains_output
+        return Listing(self.tokens, self.scores, self.example.special, self.example.template, has_signs)
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
         """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
-        indices = [index for index, special in enumerate(self.example.special) if not special]
-        return [self.tokens[index] for index in indices], scores[indices]
-
-    def hidden(self, scores: Tensor | None = None) -> str:
-        """The special tokens of largest magnitude, which are neither drawn nor listed, as a sentence; or empty.
-
-        Args:
-            scores: `[tokens]`, in place of those of the method.
-        """
-        special = self._named(self.scores if scores is None else scores, special=True)
-        named = [f"{name} ({number})" for name, number in special[:SPECIAL]]
-        return f"Not drawn: {', '.join(named)}." if named else ""
+        return replace(self.listing, scores=scores).drawn
 
     def sums(self) -> str:
         """One sentence on what the scores sum to, where they are for or against y."""

@@ -19,7 +19,7 @@ from hf_bidir.explain import (
     token_scores,
 )
 from hf_bidir.explain.generation import prediction_scores
-from hf_bidir.explain.inputs.text import shortened, spelled, visible
+from hf_bidir.explain.inputs.text import shortened, signed, spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import asked, saved, with_biases
 
@@ -76,14 +76,26 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
     (scores,) = found.scores.values()
     assert scores.shape == (len(found.written), len(found.source))
-    assert found.explained == f"{PROMPT} → {NEXT}"
+    assert found.explained == f'Continuation ({len(found.written)} tokens): "{NEXT}".'
     shares = model(tokens_of(f"{PROMPT} {NEXT}")).logits[0].softmax(-1)
     expected = [shares[2 + step, token].item() for step, token in enumerate(tokens_of(f" {NEXT}")[0].tolist())]
     assert found.probabilities == pytest.approx(expected, rel=1e-4)
-    strongest = found.source[int(scores[0].abs().argmax())]
-    first = found.summary(top=1).splitlines()[2]
-    assert first.lstrip().startswith(f"{visible(found.written[0]).strip()} ({found.probabilities[0]:.1%})  ")
-    assert first.endswith(f" {strongest}")
+
+
+def test_words_of_a_prompt_are_ranked_by_their_sums_over_the_continuation_and_tokens_in_a_row_of_their_own(model):
+    found = continued(model, method="attnlrp")
+    (scores,) = found.scores.values()
+    torch.testing.assert_close(found.listing.scores, scores[:, :3].sum(0))
+    title, first, *others = found.summary(top=1).splitlines()
+    strongest = int(found.listing.scores.abs().argmax())
+    assert (title, first.split()) == (
+        found.explained,
+        [signed(found.listing.scores[strongest]), found.source[strongest]],
+    )
+    assert "summed over the continuation" in others[0]
+    prompt, generated = others[-1].split("│")
+    assert [word in generated for word in found.source[3:]] == [True] * len(found.source[3:])
+    assert not any(word in prompt for word in found.written[:-1])
 
 
 def test_without_a_continuation_the_generated_text_is_explained(model):
@@ -102,12 +114,14 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(model, tm
         return result.output
 
     assert 'Explained: y, the logit of " bad" minus the mean of all tokens' in run("--target", "bad")
-    assert "AttnLRP: relevance for y, propagated backwards; y is" in run("--new-tokens", 3, "--method", "attnlrp")
+    assert "AttnLRP: relevance for y, propagated backwards, summed over the continuation; y is" in run(
+        "--new-tokens", 3, "--method", "attnlrp"
+    )
 
 
 def test_a_continuation_explained_without_signs_prints_none(model):
     told = continued(model, method="rollout").summary()
-    assert "+" not in told.partition("Largest magnitude first:")[2]
+    assert "+" not in told
     assert "y is" not in told
 
 

@@ -1,6 +1,8 @@
 """Conversations, and segments of a text that get one score each."""
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from hf_bidir.checkpoints.signing import signed
+from hf_bidir.checkpoints.signing import signed as signed_model
 from hf_bidir.cli import app
 from hf_bidir.explain import ForwardCache, explain, read_text
 from hf_bidir.explain.inputs.parts import conversation, segmented
+from hf_bidir.explain.inputs.text import signed
 from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
 
@@ -33,7 +36,7 @@ def chat_tokenizer():
 
 @pytest.fixture(scope="module")
 def chat_model(chat_tokenizer):
-    return signed(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 0.0)
+    return signed_model(stock_model("gpt2", vocab_size=len(chat_tokenizer)), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +108,46 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
 
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
-    assert found.explained == "system: Be brief. user: Was it good? I ask twice. → It was good"
-    assert found.source == ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
+    assert found.explained == f'Answer ({len(found.written)} tokens): "It was good".'
+    shown = [index for index, special in enumerate(found.special) if not special]
+    names = ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
+    assert [found.source[index] for index in shown] == names
     begun = [*QUESTION, {"role": "assistant", "content": "It was"}]
     alone = explain(chat_model, chat_tokenizer, begun, "erasure", segments="messages", target="good")
     (scores,) = found.scores.values()
-    torch.testing.assert_close(scores[-1, :2], alone.shown(alone.scores)[1][:2], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(scores[-1, shown[:2]], alone.shown(alone.scores)[1][:2], rtol=1e-3, atol=1e-4)
+
+
+def test_the_template_is_grey_and_not_listed_and_generated_tokens_look_different(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp", continuation="It was good")
+    template = [name for name, special in zip(found.source, found.special, strict=True) if special]
+    together = found.listing.scores[torch.tensor(found.special)[: found.first_length]].sum().item()
+    assert f"Not listed: {len(template)} tokens of the chat template, {signed(together)} together." in found.summary()
+    assert {"assistant", chat_tokenizer.eos_token} <= set(template)
+    assert not any(name in found.summary(top=99) for name in template)
+    *folded, last = found.page().partition("<details>")[2].split('class="text"')
+    assert [line.count("word generated") for line in (folded[1], last)] == [0, len(found.written) - 1]
+    assert last.count("word template") == found.page().partition("<details>")[0].count("word template") == len(template)
+
+
+def test_the_template_of_a_question_is_grey_where_its_next_token_is_explained(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp")
+    count = found.example.special.count(True)
+    assert f"Not listed: {count} tokens of the chat template, " in found.summary(top=99)
+    assert chat_tokenizer.eos_token not in found.summary(top=99).partition("Explained")[2]
+    assert found.page().count("word template") == count
+
+
+def test_the_sentences_of_a_prompt_have_the_sums_of_their_words(chat_model, chat_tokenizer):
+    found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp", continuation="It was good")
+    assert found.sentences.tokens == ["Be brief.", "Was it good?", "I ask twice."]
+    totals = found.listing.shown
+    sums = [totals[start:stop].sum() for start, stop in pairwise([*found.starts, len(totals)])]
+    torch.testing.assert_close(found.sentences.scores, torch.stack(sums))
+    assert f"{signed(sums[1].item())}  Was it good?\n" in found.summary()
+    first = found.page().partition("<details>")[0]
+    assert re.findall(r'class="text"><small>(.*?)<', first) == [signed(total.item()) for total in sums]
+    assert explain(chat_model, chat_tokenizer, "Was it good?", "attnlrp", continuation="It was").sentences is None
 
 
 @pytest.mark.parametrize("content", ["s", "AI", "user"])

@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,11 @@ from hf_bidir.explain.draw.figures import (
     text_color_on,
 )
 from hf_bidir.explain.inputs.text import visible
+from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.registry import METHODS
 
 COEFFICIENT = "a"  # unit of a coefficient
+TEMPLATE, GENERATED = "template", "generated"  # marks of tokens
 PAGE = "index.html"
 PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
 
@@ -39,6 +42,16 @@ class Line(NamedTuple):
     label: str  # in front of the text
     tokens: Sequence[str]
     scores: np.ndarray
+    marks: Sequence[str]  # TEMPLATE, GENERATED or none
+
+
+def _line(label: str, listing: Listing, start: int = 0, stop: int | None = None, prompt: int | None = None) -> Line:
+    """The tokens from `start` to `stop`, special ones without colour; those after the prompt are generated."""
+    marks = [TEMPLATE if special else "" for special in listing.special]
+    if prompt is not None:
+        marks[prompt:] = [GENERATED] * len(marks[prompt:])
+    part = slice(start, stop)
+    return Line(label, listing.tokens[part], as_array(listing.shown)[part], marks[part])
 
 
 @dataclass(frozen=True)
@@ -53,13 +66,13 @@ class Section:
     listed: Sequence[tuple[str, str]] = ()  # names and numbers of the strongest, where the rest does not have them
     figure: Any = None  # a matplotlib figure
 
-    def words(self, line: Line) -> Iterator[tuple[str, str, str, str]]:
-        """Each token with its number, if it carries one, its background and colour."""
+    def words(self, line: Line) -> Iterator[tuple[str, str, str, str, str]]:
+        """Each token with its number, if it carries one, its background and colour, and its mark."""
         with_number = numbered(line.scores)
         for index, (token, score) in enumerate(zip(line.tokens, line.scores, strict=True)):
             color = self.scale.color(score)
             number = self.scale.number(score) if index in with_number else ""
-            yield visible(token), number, to_hex(color), text_color_on(color)
+            yield visible(token), number, to_hex(color), text_color_on(color), line.marks[index]
 
     @property
     def png(self) -> str:
@@ -87,19 +100,25 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
         scale: of the scores; by default up to the largest of them.
     """
     if result.is_generated:
+        if result.listing:
+            yield _totals(result)
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    unit, sums = METHODS[result.method].unit, f"{result.sums()} {result.hidden()}"
+    unit, sums = METHODS[result.method].unit, f"{result.sums()} {result.listing.left_out()}"
     scores = _section(result, "", unit, result.scores, scale, sums)
-    all_numbered = scores.figure is None and len(scores.lines[0].tokens) <= LONG
-    yield scores if all_numbered else replace(scores, listed=result.strongest())
+    yield replace(scores, listed=_listed(result.listing, result.example.grid is not None))
     if (head := result.coefficients) is not None:
-        caption = f"{head.caption} {result.hidden(head.values)}"
+        caption = f"{head.caption} {replace(result.listing, scores=head.values).left_out()}"
         yield _section(result, head.heading, COEFFICIENT, head.values, caption=caption)
     if result.heads is not None and result.heads.numel() > 1:
         yield _heads(result.heads)
     for name, ranking in result.rankings.items():
         yield _section(result, METHODS[name].caption(), METHODS[name].unit, ranking)
+
+
+def _listed(listing: Listing, image: bool = False) -> list[tuple[str, str]]:
+    """The strongest tokens, where not all have a number in the text."""
+    return listing.strongest() if image or len(listing.tokens) > LONG else []
 
 
 def _section(
@@ -111,15 +130,15 @@ def _section(
     caption: str = "",
 ) -> Section:
     """The words of a text with their scores, or the image alone and under the scores of its patches."""
-    tokens, shown = result.shown(scores)
-    values, example, figure = as_array(shown), result.example, None
-    scale = scale or Scale.of(values)
-    if example.grid is not None:
-        images = example.inputs["pixel_values"].expand(2, -1, -1, -1)
-        grids = np.stack([np.zeros_like(values), values]).reshape(2, *example.grid)
+    listing, figure = replace(result.listing, scores=scores), None
+    scale = scale or Scale.of(listing.shown)
+    if (grid := result.example.grid) is not None:
+        values = as_array(result.shown(scores)[1])
+        images = result.example.inputs["pixel_values"].expand(2, -1, -1, -1)
+        grids = np.stack([np.zeros_like(values), values]).reshape(2, *grid)
         figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
     heading = f"{heading[:1].upper()}{heading[1:]}"
-    return Section(heading, unit, scale, caption, [Line("", tokens, values)], figure=figure)
+    return Section(heading, unit, scale, caption, [_line("", listing)], figure=figure)
 
 
 def _heads(contributions: Tensor) -> Section:
@@ -133,16 +152,28 @@ def _heads(contributions: Tensor) -> Section:
     return Section("Contribution of each layer and head", unit, scale, caption, figure=figure)
 
 
+def _totals(result: Any) -> Section:
+    """The prompt with the sums over all generated tokens, a line for each of its sentences."""
+    listing, sentences = result.listing, result.sentences
+    labels = [sentences.number(total) for total in sentences.scores.tolist()] if sentences else [""]
+    bounds = pairwise([0, *result.starts[1:], len(listing.tokens)])
+    lines = [_line(label, listing, start, stop) for label, (start, stop) in zip(labels, bounds, strict=True)]
+    caption = "The number in front of a sentence is its sum. " if sentences else ""
+    unit = next(iter(result.scores))
+    return Section("", unit, Scale.of(listing.shown), caption + listing.left_out(), lines, _listed(listing))
+
+
 def _aligned(result: Any, unit: str) -> Section:
     """A text for each generated token: the source, and of a causal model the tokens generated before."""
-    rows = as_array(result.scores[unit])
     grows = result.first_length < len(result.source)
     lines = []
-    for step, word in enumerate(result.rows):
+    for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
         length = result.first_length + grows * step
-        lines.append(Line(f"→ {word}", result.source[:length], rows[step, :length]))
-    heading = result.what if unit == next(iter(result.scores)) else unit
-    return Section(heading, unit, Scale.of(rows), lines=lines)
+        row = Listing(result.source[:length], scores[:length], result.special[:length])
+        lines.append(_line(f"→ {word}", row, prompt=result.first_length))
+    scale = Scale.of(np.concatenate([line.scores for line in lines]))
+    heading = f"Each generated token: {unit}" if result.listing or unit != next(iter(result.scores)) else ""
+    return Section(heading, unit, scale, lines=lines)
 
 
 def figure_of(result: Any) -> Figure:
@@ -154,11 +185,11 @@ def figure_of(result: Any) -> Figure:
     shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale}
     if section.figure is not None:
         figure = section.figure
-    elif result.is_generated:
+    elif result.listing is None:
         figure = score_grid(result.scores[section.unit], result.rows, result.source, **shown)
     else:
-        (line,) = section.lines
-        figure = draw_words(line.tokens, line.scores, **shown)
+        words, scores = result.listing.drawn
+        figure = draw_words(words, as_array(scores), **shown)
     return finish(figure, " ".join(filter(None, map(str.strip, parts))), result.explained)
 
 

@@ -1,29 +1,32 @@
 """Signed scores as the background of a text on a terminal of 256 colours."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from hf_bidir.explain.draw.figures import Color, text_color_on
-from hf_bidir.explain.draw.page import sections_of
+from hf_bidir.explain.draw.page import Line, Section, sections_of
 from hf_bidir.explain.inputs.text import visible
 
 CLEAR = 0.05  # share of the largest magnitude below which a word keeps the colours of the terminal
 
 
 def coloured(result: Any) -> str:
-    """The text of an `Explanation`, red where it supports y and blue where it opposes it; empty for an image."""
+    """The text or prompt, red where it supports y and blue where it opposes it; empty for an image, and for the source
+    of an encoder-decoder, which has a row per generated token."""
     section = next(sections_of(result))
-    if result.is_generated or section.figure is not None:
+    if section.figure is not None or result.listing is None:
         return ""
-    (line,) = section.lines
-    words = []
-    for token, score in zip(map(visible, line.tokens), line.scores, strict=True):
+    return "\n".join(" ".join(filter(None, [line.label, *_words(section, line)])) for line in section.lines)
+
+
+def _words(section: Section, line: Line) -> Iterator[str]:
+    for token, score, mark in zip(map(visible, line.tokens), line.scores, line.marks, strict=True):
         if abs(score) >= CLEAR * section.scale.limit:
             color = section.scale.color(score)
             token = click.style(f" {token} ", bg=_in_cube(color), fg=text_color_on(color))
-        words.append(token)
-    return " ".join(words)
+        yield click.style(token, dim=True) if mark else token
 
 
 def _in_cube(color: Color) -> int:

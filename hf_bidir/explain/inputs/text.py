@@ -32,6 +32,7 @@ class Example:
         special: whether each token is special.
         token_of_piece: `[length]`, the token that each model position belongs to.
         truncated: word pieces that were cut off.
+        template: whether special tokens are those of a chat template.
         grid: rows and columns of patches.
     """
 
@@ -40,6 +41,7 @@ class Example:
     special: list[bool]
     token_of_piece: Tensor
     truncated: int = 0
+    template: bool = False
     grid: tuple[int, int] | None = None
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
@@ -112,6 +114,7 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         special=special,
         token_of_piece=torch.tensor(token_of_piece),
         truncated=whole - len(token_of_piece),
+        template=text.template,
     )
 
 

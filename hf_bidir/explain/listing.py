@@ -1,0 +1,68 @@
+"""Tokens with one score each: the strongest as a list, and what the list leaves out as a sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_bidir.explain.inputs.text import NEGLIGIBLE, signed, told_apart
+
+LISTED = 10  # tokens in a list
+SPECIAL = 5  # special tokens in a sentence
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Tokens with one score each.
+
+    Attributes:
+        tokens: their names.
+        scores: `[tokens]`.
+        special: whether each one is special, which is neither listed nor coloured.
+        template: whether the special tokens are those of a chat template.
+        has_signs: whether scores can be negative.
+    """
+
+    tokens: Sequence[str]
+    scores: Tensor
+    special: Sequence[bool]
+    template: bool = False
+    has_signs: bool = True
+
+    def number(self, score: float) -> str:
+        """A score as text, with a sign if there are signs."""
+        return signed(score) if self.has_signs else signed(score).removeprefix("+")
+
+    @property
+    def shown(self) -> Tensor:
+        """The scores `[tokens]` with 0 for special tokens, which would dominate the colour scale."""
+        return self.scores.masked_fill(torch.tensor(self.special), 0)
+
+    @property
+    def drawn(self) -> tuple[list[str], Tensor]:
+        """The tokens that are not special, and their scores."""
+        indices = [index for index, special in enumerate(self.special) if not special]
+        return [self.tokens[index] for index in indices], self.scores[indices]
+
+    def order(self, special: bool = False) -> list[int]:
+        """The special tokens, or the others, by magnitude, without those close to 0."""
+        magnitudes = self.scores.abs() * (torch.tensor(self.special) == special)
+        least = NEGLIGIBLE * self.shown.abs().max()
+        return [index for index in magnitudes.argsort(descending=True).tolist() if magnitudes[index] > least]
+
+    def strongest(self, count: int = LISTED) -> list[tuple[str, str]]:
+        """The tokens of largest magnitude, with their scores as text."""
+        return self._named(self.order()[:count])
+
+    def _named(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        names = told_apart(self.tokens)
+        return [(names[index], self.number(self.scores[index].item())) for index in indices]
+
+    def left_out(self) -> str:
+        """One sentence on the special tokens: their scores, or the sum of those of a chat template; or empty."""
+        if self.template:
+            together = self.number((self.scores - self.shown).sum().item())
+            return f"Not listed: {sum(self.special)} tokens of the chat template, {together} together."
+        named = [f"{name} ({number})" for name, number in self._named(self.order(special=True)[:SPECIAL])]
+        return f"Not listed: {', '.join(named)}." if named else ""
