@@ -18,6 +18,7 @@ _HOMES = {
     "ForwardCache": "forward",
     "METHODS": "registry",
     "Request": "request",
+    "Verdict": "verdict",
     "attention_flow": "methods.flow",
     "attention_rollout": "methods.attention",
     "contributions": "methods.contributions",

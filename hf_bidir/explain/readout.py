@@ -160,9 +160,11 @@ class Prediction:
 
 
 @torch.no_grad()
-def predictions(cache: ForwardCache, request: Request, processor: Any) -> list[Prediction]:
-    """The prediction for each row of a batch."""
-    model, outputs = cache.model, cache.outputs_alone()
+def predictions(
+    cache: ForwardCache, request: Request, processor: Any, outputs: ModelOutput | None = None
+) -> list[Prediction]:
+    """The prediction for each row of a batch, or of other outputs of the same model."""
+    model, outputs = cache.model, cache.outputs_alone() if outputs is None else outputs
     readout = readout_of(cache, request, outputs)
     rows, values = readout.rows(outputs), readout(outputs).tolist()
     if readout.targets is not None:
@@ -189,37 +191,24 @@ def _of_class(
 ) -> Prediction:
     """The prediction from the logits `[classes]` of an example."""
     assert readout.targets is not None
-    target = int(readout.targets[index])
+    target, predicted = int(readout.targets[index]), int(logits.argmax())
     if len(logits) == 1:
         return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target=target)
-    name, probability = predicted_of(model, processor, logits)
-    label = class_name(model, processor, target)
-    y, foil = f"the logit of {label}", None
+    names_tokens = kind_of(model).names_tokens
+
+    def name(label: int) -> str:
+        """The name of a class, or a token of the vocabulary in quotation marks."""
+        return f'"{spelled(processor, [label])[0]}"' if names_tokens else model.config.id2label[label]
+
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    y, foil = f"the logit of {name(target)}", None
     if readout.foils is not None:
         foil = int(readout.foils[index])
-        y += f" minus that of {class_name(model, processor, foil)}"
-    elif kind_of(model).names_tokens:
+        y += f" minus that of {name(foil)}"
+    elif names_tokens:
         y += " minus the mean of all tokens"
-    share = float(probabilities_of(model, logits)[target])
-    other = f" ({label} has {percent(share)})" if target != int(logits.argmax()) else ""
-    explained = f"{name}, {percent(probability)}. Explained: y, {y}, {signed(value)}{other}."
-    return Prediction(explained, value, name, probability, target, foil)
-
-
-def class_name(model: PreTrainedModel, processor: Any, index: int) -> str:
-    """The name of a class, or a token of the vocabulary in quotation marks."""
-    if kind_of(model).names_tokens:
-        return f'"{spelled(processor, [index])[0]}"'
-    return model.config.id2label[index]
-
-
-def probabilities_of(model: PreTrainedModel, logits: Tensor) -> Tensor:
-    """The probabilities of classes `[classes]`; of several labels each has its own."""
-    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    return logits.float().sigmoid() if several else logits.float().softmax(-1)
-
-
-def predicted_of(model: PreTrainedModel, processor: Any, logits: Tensor) -> tuple[str, float]:
-    """The predicted class or token of logits `[classes]`, and its probability."""
-    index = int(logits.argmax())
-    return class_name(model, processor, index), float(probabilities_of(model, logits)[index])
+    other = f" ({name(target)} has {percent(float(probabilities[target]))})" if target != predicted else ""
+    probability = float(probabilities[predicted])
+    explained = f"{name(predicted)}, {percent(probability)}. Explained: y, {y}, {signed(value)}{other}."
+    return Prediction(explained, value, name(predicted), probability, target, foil)

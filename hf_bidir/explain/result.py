@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import Example, shortened, signed, visible
+from hf_bidir.explain.inputs.text import Example, shortened, visible
 from hf_bidir.explain.listing import LISTED, Listing
 from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.registry import METHODS
@@ -105,8 +105,10 @@ class Explanation(Prediction, Result):
     @property
     def reading(self) -> str:
         """What the numbers are, in one sentence."""
-        caption = self.caption(self.method)
-        return f"{caption[0].upper()}{caption[1:]}: {self.how_to_read}."
+        method, caption = METHODS[self.method], self.caption(self.method)
+        whole = method.explains_output and (self.layer, self.head) == (None, None)
+        sums = f"; {method.sums}" if whole else ""
+        return f"{caption[0].upper()}{caption[1:]}: {self.how_to_read}{sums}."
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
@@ -131,8 +133,8 @@ class Explanation(Prediction, Result):
         """The prediction, the tokens of largest magnitude, what the numbers are, the verdict, and notes."""
         rows = [f"{number:>8}  {name}" for name, number in self.listing.strongest(top)]
         sentence = self.verdict.sentence if self.verdict else ""
-        lines = [self.explained, *rows, f"{self.reading} {self.sums()}", self.listing.left_out(), sentence, *self.notes]
-        return "\n".join(filter(None, map(str.rstrip, lines)))
+        lines = [self.explained, *rows, self.reading, self.listing.left_out(), sentence, *self.notes]
+        return "\n".join(filter(None, lines))
 
     @property
     def listing(self) -> Listing:
@@ -143,13 +145,6 @@ class Explanation(Prediction, Result):
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
         """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
         return replace(self.listing, scores=scores).drawn
-
-    def sums(self) -> str:
-        """One sentence on what the scores sum to, where they are for or against y."""
-        method, total = METHODS[self.method], self.scores.sum().item()
-        if not method.explains_output or (self.layer, self.head) != (None, None):
-            return ""
-        return f"The scores sum to {signed(total)}; {method.sums}."
 
 
 class Explanations(list[Explanation]):

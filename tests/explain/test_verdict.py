@@ -7,6 +7,7 @@ from transformers import ViTImageProcessor
 
 from hf_bidir.explain import explain, explain_each
 from hf_bidir.explain.inputs.text import percent
+from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.verdict import Verdict
 from tests.explain.conftest import NAMES, SHAPE, bert, family, picture, pooling, tokenizer, vit
 
@@ -34,9 +35,9 @@ def test_the_words_that_support_the_prediction_most_are_removed_and_never_the_on
         row = model(input_ids=ids[stays][None]).logits[0]
     row = row if read is None else row[stays.index(read)]
     y = row[found.target] - (row.mean() if "CausalLM" in type(model).__name__ else 0)
-    assert found.verdict.value == pytest.approx(y.item(), abs=1e-5)
-    assert found.verdict.probability == pytest.approx(row.softmax(-1).max().item(), abs=1e-6)
-    assert found.verdict.before == found.value
+    assert found.verdict.after.value == pytest.approx(y.item(), abs=1e-5)
+    assert found.verdict.after.probability == pytest.approx(row.softmax(-1).max().item(), abs=1e-6)
+    assert found.verdict.before.value == found.value
 
 
 def test_patches_are_painted_in_the_mean_colour():
@@ -48,12 +49,12 @@ def test_patches_are_painted_in_the_mean_colour():
         pixels[:, :, top : top + 2, left : left + 2] = 0
     with torch.no_grad():
         logits = model(pixel_values=pixels).logits[0]
-    assert found.verdict.value == pytest.approx(logits[found.target].item(), abs=1e-5)
-    assert "Without the strongest 3 patches the prediction" in found.verdict.sentence
+    assert found.verdict.after.value == pytest.approx(logits[found.target].item(), abs=1e-5)
+    assert f'Without "{found.verdict.removed[0]}", "' in found.verdict.sentence
 
 
 @pytest.mark.parametrize(
-    ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "contributions")]
+    ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "erasure")]
 )
 def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
     model = bert(**NAMES)
@@ -69,7 +70,7 @@ def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
 
 def test_a_single_layer_is_compared_with_no_other_method():
     verdict = explain(bert(**NAMES), tokenizer(), TEXT, "contributions", layer=1).verdict
-    assert (verdict.method, verdict.correlation) == (None, None)
+    assert verdict.method is None
     assert "the prediction" in verdict.sentence
 
 
@@ -87,26 +88,28 @@ def test_a_word_alone_is_not_removed():
     assert explain(bert(**NAMES), tokenizer(), "good").verdict.sentence == ""
 
 
+POSITIVE, LESS = Prediction("", 1.93, "positive", 0.974), Prediction("", 0.02, "positive", 0.505)
+NEGATIVE = Prediction("", -1.27, "negative", 0.812)
+
+
 @pytest.mark.parametrize(
     ("verdict", "sentence"),
     [
         (
-            Verdict(["not", "bad"], 1.93, value=-1.27, was="positive", prediction="negative", probability=0.812),
+            Verdict(POSITIVE, ["not", "bad"], NEGATIVE),
             'Without "not" and "bad" the prediction is negative, 81.2 % (y falls from +1.9 to −1.3).',
         ),
         (
-            Verdict(["bad"], 1.0, value=2.0, was="a", prediction="a", probability=0.5, method="m", correlation=0.75),
-            'Without "bad" the prediction stays a, 50 % (y rises from +1 to +2). A second method, m, agrees: rank '
-            "correlation 0.75.",
+            Verdict(POSITIVE, ["bad"], LESS, method="m", correlation=0.75),
+            'Without "bad" the prediction stays positive, 50.5 % (y falls from +1.9 to +0.02). A second method, m, '
+            "agrees: rank correlation 0.75.",
         ),
         (
-            Verdict([], 1.0, method="m", correlation=0.75, differing=("a", "b", "c")),
-            'A second method, m, which gives "a", "b" and "c" the other sign, agrees in part: rank correlation 0.75.',
+            Verdict(Prediction("", -2.0), ["a"], Prediction("", 0.0), "m", 0.75, list("abcde")),
+            'Without "a" y rises from −2 to 0. A second method, m, which gives "a", "b", "c" and 2 more the other '
+            "sign, agrees in part: rank correlation 0.75.",
         ),
-        (
-            Verdict([], 1.0, images=True, method="m", correlation=-0.2, differing=("a", "b")),
-            "A second method, m, which gives 2 patches the other sign, disagrees: rank correlation -0.20.",
-        ),
+        (Verdict(LESS, method="m", correlation=-0.2), "A second method, m, disagrees: rank correlation -0.20."),
     ],
 )
 def test_the_verdict_in_words(verdict, sentence):

@@ -62,7 +62,7 @@ def card(page, side):
 
 def words(page, side):
     """The words of the scores, above what is folded."""
-    return card(page, side).locator(".hf-bidir > .text .word b")
+    return card(page, side).locator(".hf-bidir > .text .word:not(.template) b")
 
 
 def submit(page, text):

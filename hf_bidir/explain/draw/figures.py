@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -228,13 +229,8 @@ def _excerpt(count: int, strongest: Sequence[int]) -> list[int | None]:
     if count <= LONG:
         return list(range(count))
     near = {index + offset for index in strongest for offset in range(-AROUND, AROUND + 1)}
-    drawn: list[int | None] = []
-    for index in range(count):
-        if index in near:
-            drawn.append(index)
-        elif drawn[-1:] != [None]:
-            drawn.append(None)
-    return drawn
+    drawn = [index if index in near else None for index in range(count)]
+    return [index for before, index in pairwise([0, *drawn]) if index is not None or before is not None]
 
 
 def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str) -> Any:
@@ -250,9 +246,10 @@ def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: 
 
 
 def finish(figure: Figure, caption: str, title: str = "") -> Figure:
-    """The figure with its title and its caption, broken into lines."""
+    """The figure with its title and the paragraphs of its caption, broken into lines."""
     width = int(figure.bbox.width / figure.dpi * CAPTION_DENSITY)
-    figure.supxlabel(textwrap.fill(caption, width), fontsize=8, parse_math=False)
+    paragraphs = [textwrap.fill(paragraph, width) for paragraph in caption.splitlines()]
+    figure.supxlabel("\n".join(paragraphs), fontsize=8, parse_math=False)
     if title:
         figure.suptitle(textwrap.fill(title, width), fontsize=9, parse_math=False)
     return figure

@@ -104,8 +104,8 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
             yield _totals(result)
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    unit, sums = METHODS[result.method].unit, f"{result.sums()} {result.listing.left_out()}"
-    scores = _section(result, "", unit, result.scores, scale, sums)
+    unit, left_out = METHODS[result.method].unit, result.listing.left_out()
+    scores = _section(result, "", unit, result.scores, scale, left_out)
     yield replace(scores, listed=_listed(result.listing, result.example.grid is not None))
     if (head := result.coefficients) is not None:
         caption = f"{head.caption} {replace(result.listing, scores=head.values).left_out()}"
@@ -181,7 +181,7 @@ def figure_of(result: Any) -> Figure:
     section = next(sections_of(result))
     heading = f"{section.heading}." if section.heading else ""
     verdict = result.verdict.sentence if result.verdict else ""
-    parts = [heading, result.reading, section.caption, verdict, *result.notes]
+    parts = [f"{heading} {result.reading} {section.caption}", verdict, *result.notes]
     shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale}
     if section.figure is not None:
         figure = section.figure
@@ -190,7 +190,7 @@ def figure_of(result: Any) -> Figure:
     else:
         words, scores = result.listing.drawn
         figure = draw_words(words, as_array(scores), **shown)
-    return finish(figure, " ".join(filter(None, map(str.strip, parts))), result.explained)
+    return finish(figure, "\n".join(filter(None, map(str.strip, parts))), result.explained)
 
 
 def page_of(result: Any) -> str:

@@ -9,7 +9,7 @@ from hf_bidir.explain.draw.figures import Color, text_color_on
 from hf_bidir.explain.draw.page import Line, Section, sections_of
 from hf_bidir.explain.inputs.text import visible
 
-CLEAR = 0.05  # share of the largest magnitude below which a word keeps the colours of the terminal
+CLEAR = 0.1  # share of the largest magnitude below which a word keeps the colours of the terminal
 
 
 def coloured(result: Any) -> str:

@@ -44,6 +44,11 @@ class Example:
     template: bool = False
     grid: tuple[int, int] | None = None
 
+    @property
+    def words(self) -> list[int]:
+        """The tokens that are not special."""
+        return [index for index, special in enumerate(self.special) if not special]
+
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
         """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest magnitude."""
         pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T  # [tokens, length]

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import takes_one_row
@@ -16,6 +17,7 @@ from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import Request
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
+CHUNK = 16  # points in a forward pass
 MISSED = (
     "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
     "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method."
@@ -126,14 +128,21 @@ def integrated_gradients(
     # cuDNN has a backward pass of recurrent layers in training mode only
     recurrent = any(isinstance(module, nn.RNNBase) for module in cache.model.modules())
     without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
-    with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn:
+    total = steps * len(cache.main_input)
+    bar = tqdm(total=total, desc="integrated-gradients", unit="point", leave=False, delay=1)
+    with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn, bar:
         function = InputFunction(cache, request, keep_first=keep_first)
-        scores, errors = IntegratedGradients(function.score).attribute(
+
+        def score(start: Tensor, rows: Tensor) -> Tensor:
+            bar.update(len(rows))
+            return function.score(start, rows)
+
+        scores, errors = IntegratedGradients(score).attribute(
             function.start.clone().requires_grad_(),
             baselines=function.baseline,
             additional_forward_args=function.rows,
             n_steps=steps,
-            internal_batch_size=64,
+            internal_batch_size=CHUNK,
             return_convergence_delta=True,
         )
     changes = scores.flatten(1).sum(1) - errors
