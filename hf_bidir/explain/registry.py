@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 NO_PASS = "none"
 LAYER_DEFAULT = "contributions"
 DEFAULTS = {  # by kind of model: the best method, and a cheap one for long texts and for whole data sets
-    "text": ("erasure", "contributions"),
-    "causal": ("erasure", "attnlrp"),
+    "text": ("erasure", "attnlrp"),
     "image": ("integrated-gradients", "contributions"),
 }
 NOT_Y = "they need not sum to y"

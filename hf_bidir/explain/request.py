@@ -243,7 +243,7 @@ def default_method(model: PreTrainedModel, passes: int = 1, budget: int = AFFORD
         passes: that erasure of each word takes; methods for images take as many for every image.
         budget: as in `Request`.
     """
-    kind = "image" if reads_images(model) else "causal" if kind_of(model).causal else "text"
+    kind = "image" if reads_images(model) else "text"
     best, cheap = DEFAULTS[kind]
     affordable = budget > 0 if kind == "image" else passes <= budget
     name = best if affordable else cheap

@@ -20,6 +20,7 @@ import random
 import re
 import statistics
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from benchmarks.runs import markdown, where
 from hf_bidir.common.files import sha256
-from hf_bidir.explain import Explanation, explain
+from hf_bidir.explain import explain
 from hf_bidir.finetune.data.sources import read_table
 from research.explanations.tasks import MODELS, TASKS, add_options, load, models
 from research.runs import command_line, run_grid
@@ -58,25 +59,23 @@ class Removal(NamedTuple):
 def main() -> None:
     parser = command_line(__doc__)
     add_options(parser)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     folders, trials = {}, []
     for name, seed, folder in models(options, "sst2"):
         folders[name, seed] = folder
-        trial = {"model": name, "seed": seed, "weights": sha256(folder / "model.safetensors")[:8]}
-        trials += [trial | {"method": method} for method in options.methods]
+        trials.append({"model": name, "seed": seed, "weights": sha256(folder / "model.safetensors")[:8]})
     file = TASKS["sst2"].file(options.data_dir, "test")
     texts = {name: sentences(file, *described) for name, described in SETS.items()}
 
-    def measured(model: str, seed: int, weights: str, method: str) -> tuple[list[dict[str, Any]], list[Path]]:
+    def measured(model: str, seed: int, weights: str) -> tuple[list[dict[str, Any]], list[Path]]:
         rows, loaded = [], load(folders[model, seed])
         for name, half in product(SETS, HALVES):
             drawn = texts[name][HALVES.index(half) :: 2]
-            removals = [
-                removal(*loaded, text, method) for text in tqdm(drawn, desc=f"{model} {seed}, {method}, {name}")
-            ]
-            rows.append({"sentences": name, "half": half} | summary(removals))
+            removals = [removed(*loaded, text) for text in tqdm(drawn, desc=f"{model} {seed}, {name}")]
+            for method in METHODS:
+                measures = summary([of_text[method] for of_text in removals])
+                rows.append({"method": method, "sentences": name, "half": half} | measures)
         return rows, [file]
 
     run_grid(FILE, trials, measured, KEY)
@@ -88,18 +87,21 @@ def sentences(file: Path, count: int, pattern: str | re.Pattern) -> list[str]:
     return random.Random(0).sample(found, count)
 
 
-def removal(model: Any, tokenizer: Any, text: str, method: str) -> Removal:
-    """A sentence explained by a method, and by the removal of its words."""
+def removed(model: Any, tokenizer: Any, text: str) -> dict[str, Removal]:
+    """What the scores of each method say of a sentence."""
     with torch.no_grad():
         predicted = int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())
-    classes = {"target": predicted, "instead_of": 1 - predicted}
-    start = time.perf_counter()
-    explanation: Explanation = explain(model, tokenizer, text, method, **classes)
-    seconds = time.perf_counter() - start
-    words = ~np.array(explanation.example.special)
-    scores = explanation.scores.numpy()[words]
-    fall = explain(model, tokenizer, text, REMOVED, **classes).scores.numpy()[words]
-    return Removal(bool(scores.sum() < 0), fall[scores.argmax()], -fall[scores.argmin()], seconds)
+    scores, seconds = {}, {}
+    for method in METHODS:
+        start = time.perf_counter()
+        found = explain(model, tokenizer, text, method, target=predicted, instead_of=1 - predicted, verdict=False)
+        seconds[method] = time.perf_counter() - start
+        scores[method] = found.scores.numpy()[~np.array(found.example.special)]
+    falls = scores[REMOVED]
+    return {
+        name: Removal(bool(row.sum() < 0), falls[row.argmax()], -falls[row.argmin()], seconds[name])
+        for name, row in scores.items()
+    }
 
 
 def summary(removals: list[Removal]) -> dict[str, float]:
@@ -110,10 +112,10 @@ def summary(removals: list[Removal]) -> dict[str, float]:
     return means | errors | {"seconds": statistics.median(table["seconds"])}
 
 
-def table(runs: pd.DataFrame, half: str = "report") -> str:
+def table(runs: pd.DataFrame, half: str = "report", methods: Sequence[str] = METHODS) -> str:
     """A row for each model, set and method: means over seeds, with an interval over sentences and seeds."""
     rows = []
-    for model, name, method in product(MODELS, SETS, METHODS):
+    for model, name, method in product(MODELS, SETS, methods):
         seeds = where(runs, model=model, sentences=name, method=method, half=half)
         if not seeds.empty:
             cells = [cell(seeds, measure) for measure in MEANS]

@@ -9,7 +9,8 @@ import hf_bidir
 from benchmarks.runs import read_runs
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.registry import DEFAULTS
-from research.explanations import causal, report, run
+from research.explanations import causal, report, run, words
+from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
 
 
@@ -64,6 +65,23 @@ def test_a_method_ties_with_the_first_inside_its_interval(method, ties):
 @pytest.mark.parametrize(("of", "default"), [("texts", DEFAULTS["text"][0]), ("images", DEFAULTS["image"][0])])
 def test_the_default_method_ties_with_the_best_one(of, default):
     assert report.ties_with_first(read_runs(run.FILE), of, default)
+
+
+def test_the_words_of_a_method_are_judged_by_their_removal_from_the_text():
+    model, reader = bert(), tokenizer()
+    of_methods = words.removed(model, reader, "a good film")
+
+    def y(text):
+        with torch.no_grad():
+            logits = model(**reader(text, return_tensors="pt")).logits[0]
+        return (logits[label] - logits[1 - label]).item()
+
+    with torch.no_grad():
+        label = int(model(**reader("a good film", return_tensors="pt")).logits.argmax())
+    falls = [y("a good film") - y(text) for text in ("good film", "a film", "a good")]
+    removal = of_methods["deletion"]
+    assert (removal.falls, removal.rises) == pytest.approx((max(falls), -min(falls)), abs=1e-5)
+    assert all(other.falls <= removal.falls and other.rises <= removal.rises for other in of_methods.values())
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
     assert defaults == ["erasure", "integrated-gradients", "contributions"]
     for choice in ("layer", "head"):
         assert explained(TEXTS[0], **{choice: 1}).method == "contributions"
-    assert [found.method for found in explained(TEXTS)] == ["contributions"] * len(TEXTS)
+    assert [found.method for found in explained(TEXTS)] == ["attnlrp"] * len(TEXTS)
     assert explained(TEXTS, budget=6)[0].method == "erasure"
 
 
