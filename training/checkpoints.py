@@ -58,7 +58,6 @@ SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
 ENCODER = "minilm"
 LARGE = ("sst2-minilm-tanhmax", "minilm-tanhmax")  # committed once although they have 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
-METHOD = "contributions"
 SENTENCE = "a charming film with a weak ending"
 PROMPT = "This is one of the worst movies I have ever"
 HEALING_TEXTS = ("imdb/train.parquet", "sst2/train.parquet", "20news_sports/bydate_train.parquet")
@@ -240,14 +239,14 @@ def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def draw_explanation(folder: Path, test: str | None) -> None:
-    """Draw explanation.png: contributions to the prediction of a sentence, of a prompt, or of the first test image."""
+    """Draw explanation.png: the prediction for a sentence, a prompt, or the first test image, by the default method."""
     model, processor = load_checkpoint(folder)
     shown: Any = SENTENCE if kind_of(model).task == "text-classification" else PROMPT
     if model.main_input_name == "pixel_values":
         examples, _, _ = read_examples(model, folder, test, "test", {})
         shown = examples[0]["image"]
         shown.save(folder / EXAMPLE_IMAGE)
-    save_figure(explain(model, processor, shown, METHOD).plot(), folder / "explanation.png")
+    save_figure(explain(model, processor, shown).plot(), folder / "explanation.png")
 
 
 def publish_card(folder: Path) -> Path:

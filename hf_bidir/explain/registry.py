@@ -18,7 +18,7 @@ DEFAULTS = {  # by kind of model: the best method, and a cheap one for long text
     "text": ("erasure", "attnlrp"),
     "image": ("integrated-gradients", "contributions"),
 }
-NOT_Y = "they need not sum to y"
+NOT_Y = "the scores need not sum to y"
 
 
 class NoRule(ValueError):

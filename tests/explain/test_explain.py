@@ -105,7 +105,7 @@ def test_a_notebook_shows_the_first_of_many_explanations(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "sums", "signs"),
     [
-        ("erasure", "they need not sum to y", True),
+        ("erasure", "the scores need not sum to y", True),
         ("integrated-gradients", "they sum to the change of y from the baseline", True),
         ("attention", "there are no signs", False),
     ],
