@@ -12,15 +12,14 @@ from hf_bidir.explain.forward import ForwardCache, takes_embedding
 from hf_bidir.explain.inputs.text import Example, percent, signed, told_apart
 from hf_bidir.explain.methods.erasure import without
 from hf_bidir.explain.readout import Prediction, Readout, predictions, readout_of
-from hf_bidir.explain.registry import NoRule
-from hf_bidir.explain.request import AFFORDABLE, Request, methods_of
+from hf_bidir.explain.request import AFFORDABLE, Request
 
 REMOVED = 3  # words, and at most half of them
 REMOVED_SHARE = 0.1  # of the patches of an image
 NAMED = 3  # words in a sentence
 LONGEST = 512  # tokens up to which a second method runs, which keeps coefficients of length x length
 MATTERS = 0.1  # share of its method's largest magnitude from which the sign of a score counts
-AGREES, AGREES_IN_PART = 0.7, 0.3  # least rank correlation
+AGREES = 0.5  # least rank correlation
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,11 @@ class Verdict:
         if self.after is not None:
             parts.append(f"Without {_named(self.removed)} {_change(self.before, self.after)}.")
         if self.method is not None:
-            but = f", which gives {_named(self.differing)} the other sign" if self.differing else ""
-            agrees = f"{self._agrees()}: rank correlation {self.correlation:.2f}"
-            parts.append(f"A second method, {self.method}{but}, {agrees}.")
+            agrees = "agrees" if self.correlation >= AGREES else "disagrees"
+            parts.append(f"A second method, {self.method}, {agrees}: rank correlation {self.correlation:.2f}.")
+        if self.differing:
+            parts.append(f"It gives {_named(self.differing)} the other sign.")
         return " ".join(parts)
-
-    def _agrees(self) -> str:
-        if self.correlation < AGREES_IN_PART:
-            return "disagrees"
-        return "agrees in part" if self.correlation < AGREES or self.differing else "agrees"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -97,8 +92,9 @@ def verdict_of(
         same = replace(request, target=found.target)
         pieces = torch.isin(example.token_of_piece, torch.tensor(removed))
         facts["after"] = _without(cache, same, readout, pieces, processor)
-    if (method := _second(cache, request, example)) is not None:
-        facts |= _compared(cache, request, method, example, scores)
+    part = (request.layer, request.head) != (None, None)
+    if not (part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST):
+        facts |= _compared(cache, request, example, scores)
     return Verdict(found, **facts)
 
 
@@ -123,29 +119,17 @@ def _without(cache: ForwardCache, request: Request, readout: Readout, removed: T
     return predictions(cache, request, processor, outputs)[0]
 
 
-def _second(cache: ForwardCache, request: Request, example: Example) -> str | None:
-    """The method to compare with; None for a layer or head, embeddings and very long texts, and where none applies."""
-    part = (request.layer, request.head) != (None, None)
-    if part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST:
-        return None
-    names = ["contributions", "attnlrp"]
-    if request.method not in ("erasure", "deletion") and len(example.tokens) <= AFFORDABLE:
-        names.insert(0, "erasure")
-    known = methods_of(cache.model)
-    return next((name for name in names if name in known and name != request.method), None)
-
-
-def _compared(cache: ForwardCache, request: Request, method: str, example: Example, scores: Tensor) -> dict[str, Any]:
-    """The fields of the verdict on the agreement with a second method; none where it has no rule or no ranks."""
+def _compared(cache: ForwardCache, request: Request, example: Example, scores: Tensor) -> dict[str, Any]:
+    """The fields of the verdict on the agreement with a second method; none where there is no other, or no ranks."""
     from scipy.stats import spearmanr
 
-    second = replace(request, method=method)
-    try:
-        (row,) = second.entry.scores(cache, second)
-    except NoRule:
+    erases = request.method not in ("erasure", "deletion") and len(example.tokens) <= AFFORDABLE
+    second = replace(request, method="erasure" if erases else "contributions")
+    if second.method == request.method:
         return {}
+    (row,) = second.entry.scores(cache, second)
     has_signs = request.entry.explains_output
-    first, other = scores[example.words], example.by_token(row.cpu(), second.entry.additive)[example.words]
+    first, other = scores[example.words], example.by_token(row.cpu())[example.words]
     ranked = first, other if has_signs else other.abs()
     if min(row.unique().numel() for row in ranked) < 3:
         return {}
@@ -153,7 +137,7 @@ def _compared(cache: ForwardCache, request: Request, method: str, example: Examp
     differ = large[0] & large[1] & (first * other < 0) & has_signs
     names = told_apart(example.tokens)
     return {
-        "method": method,
+        "method": second.method,
         "correlation": float(spearmanr(*ranked).statistic),
         "differing": [names[index] for index, differs in zip(example.words, differ, strict=True) if differs],
     }
@@ -174,8 +158,6 @@ def baseline_note(cache: ForwardCache, request: Request, found: Prediction, proc
         outputs = function.run(function.baseline, function.rows)
     (start,) = predictions(cache, replace(request, target=found.target), processor, outputs)
     what = "an image of the mean colour" if function.is_image else "padding"
-    predicted = "has"
-    if start.probability is not None:
-        predicted = f"is itself predicted {start.prediction}, {percent(start.probability)}, with"
+    predicted = f" itself predicted {start.prediction}," if start.prediction else ""
     change = f"the scores explain only the change from there to {signed(found.value)}"
-    return f"The baseline, {what}, {predicted} y {signed(start.value)}; {change}."
+    return f"The baseline, {what},{predicted} has y {signed(start.value)}; {change}."

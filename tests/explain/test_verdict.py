@@ -6,7 +6,7 @@ from scipy.stats import spearmanr
 from transformers import ViTImageProcessor
 
 from hf_bidir.explain import explain, explain_each
-from hf_bidir.explain.inputs.text import percent
+from hf_bidir.explain.inputs.text import signed
 from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.verdict import Verdict
 from tests.explain.conftest import NAMES, SHAPE, bert, family, picture, pooling, tokenizer, vit
@@ -106,8 +106,8 @@ NEGATIVE = Prediction("", -1.27, "negative", 0.812)
         ),
         (
             Verdict(Prediction("", -2.0), ["a"], Prediction("", 0.0), "m", 0.75, list("abcde")),
-            'Without "a" y rises from −2 to 0. A second method, m, which gives "a", "b", "c" and 2 more the other '
-            "sign, agrees in part: rank correlation 0.75.",
+            'Without "a" y rises from −2 to 0. A second method, m, agrees: rank correlation 0.75. It gives '
+            '"a", "b", "c" and 2 more the other sign.',
         ),
         (Verdict(LESS, method="m", correlation=-0.2), "A second method, m, disagrees: rank correlation -0.20."),
     ],
@@ -125,5 +125,5 @@ def test_the_prediction_for_the_baseline_is_a_note(method, images):
     name = model.main_input_name
     with torch.no_grad():
         logits = model(**found.example.inputs | {name: torch.zeros_like(found.example.inputs[name])}).logits[0]
-    share = percent(logits.softmax(-1).max().item())
-    assert f"is itself predicted {model.config.id2label[int(logits.argmax())]}, {share}, with y" in found.notes[-1]
+    predicted, y = model.config.id2label[int(logits.argmax())], signed(logits[found.target].item())
+    assert f"itself predicted {predicted}, has y {y};" in found.notes[-1]

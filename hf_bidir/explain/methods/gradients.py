@@ -128,7 +128,7 @@ def integrated_gradients(
     # cuDNN has a backward pass of recurrent layers in training mode only
     recurrent = any(isinstance(module, nn.RNNBase) for module in cache.model.modules())
     without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
-    total = steps * len(cache.main_input)
+    total = (steps + 2) * len(cache.main_input)  # and both ends, for the error
     bar = tqdm(total=total, desc="integrated-gradients", unit="point", leave=False, delay=1)
     with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn, bar:
         function = InputFunction(cache, request, keep_first=keep_first)
