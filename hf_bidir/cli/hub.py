@@ -84,6 +84,10 @@ def evaluate(
         float,
         typer.Option(min=0, help="Tolerance of the comparison: absolute, relative for numbers above 1."),
     ] = 0.001,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Classifiers: write a row per example, and a page of the worst errors."),
+    ] = None,
     save: Annotated[
         bool, typer.Option("--save", help="Save evaluation.json and the card with it; local folders only.")
     ] = False,
@@ -91,10 +95,11 @@ def evaluate(
     """Evaluate a checkpoint and compare with its recorded scores.
 
     Exits with 1 if accuracy, macro-F1 or perplexity differ on the same data. For TanhMax models, also prints the share
-    of negative attention coefficients, and the accuracy or perplexity without them.
+    of negative attention coefficients, and the accuracy or perplexity without them. --predictions also prints the
+    confusion matrix and the ten worst errors, which the page beside the file explains.
 
     \b
-    hf-bidir evaluate runs/digits-tanhmax
+    hf-bidir evaluate runs/digits-tanhmax --predictions digits.csv
     hf-bidir evaluate someone/sst2-tanhmax --revision v1 --data test.parquet
     """
     with running("explain", "hub", "train"):
@@ -102,12 +107,15 @@ def evaluate(
 
         from hf_bidir.hub.card import write_card
         from hf_bidir.hub.evaluate import comparison, evaluate_checkpoint, local_folder
+        from hf_bidir.hub.predictions import check_predictions
         from hf_bidir.hub.results import agree, read_results
 
         logging.disable_progress_bar()  # for loading the weights
         if save and not Path(checkpoint).is_dir():
             raise ValueError(f"--save needs a local folder; {checkpoint} is none. Download it first.")
         folder = local_folder(checkpoint, revision)
+        if predictions:
+            check_predictions(folder, predictions)
         options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
         options |= {"drop_bad_rows": drop_bad_rows or None}
         measured = evaluate_checkpoint(folder, data, split=split, batch_size=batch_size, **options)
@@ -120,7 +128,10 @@ def evaluate(
             )
         if save:
             typer.echo(f"Saved: {measured.save(folder)}, {write_card(folder)}", err=True)
-    typer.echo(comparison(measured, recorded))
+        typer.echo(comparison(measured, recorded))
+        if predictions and measured.predictions:
+            typer.echo(measured.predictions.summary())
+            typer.echo(f"Saved: {predictions}, {measured.predictions.write(predictions)}")
     # not the recall of a class, which one example more or less moves
     claimed = {name: value for name, value in recorded.overall.items() if name in measured.scores}
     if same and not agree(measured.scores, claimed, tolerance):

@@ -2,16 +2,18 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from huggingface_hub import snapshot_download
+from torch import Tensor
 from transformers import (
     AutoImageProcessor,
     DataCollatorWithPadding,
+    EvalPrediction,
     PreTrainedModel,
     TrainingArguments,
     default_data_collator,
@@ -36,6 +38,7 @@ from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import FILES, PLACE, library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from hf_bidir.hub.files import digests
+from hf_bidir.hub.predictions import ROW, Predictions
 from hf_bidir.hub.results import EVALUATION, PREFIXES, Results, in_words, scores_of
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
@@ -59,6 +62,7 @@ class Evaluation:
         without_negatives: the accuracy or perplexity with negative coefficients set to 0, without further training;
             None for softmax.
         files: the SHA-256 of each file that the numbers depend on.
+        predictions: what a classifier predicts for each example; None for a language model, and not saved.
     """
 
     split: str
@@ -68,10 +72,13 @@ class Evaluation:
     without_negatives: float | None
     files: dict[str, str]
     versions: dict[str, str]
+    predictions: Predictions | None = field(default=None, repr=False, compare=False)
 
     def save(self, folder: str | Path) -> Path:
         """Save evaluation.json, with which `build_model_card` marks the numbers as verified."""
-        write_json(Path(folder, EVALUATION), asdict(self))
+        saved = dict(vars(self))
+        del saved["predictions"]
+        write_json(Path(folder, EVALUATION), saved)
         return Path(folder, EVALUATION)
 
 
@@ -110,7 +117,8 @@ def evaluate_checkpoint(
     without: float | None = None
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, scratch, batch_size, collator)
-        scores = _scores(trainer.predict(examples))
+        output = trainer.predict(examples)
+        scores = _scores(output)
         if is_signed(type(model.config).model_type) and not is_softmax(model.config):
             share = negative_share(model, trainer.get_eval_dataloader(examples))
             with without_negatives(model):
@@ -123,6 +131,7 @@ def evaluate_checkpoint(
         without_negatives=without,
         files=digests(folder),
         versions=library_versions(),
+        predictions=None if kind_of(model).causal else Predictions(examples.with_format(None), output, model, collator),
     )
 
 
@@ -198,9 +207,21 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
         model=model,
         args=args,
         data_collator=collator,
-        compute_metrics=classification_metrics(_classes(model)),
-        preprocess_logits_for_metrics=predicted_classes,
+        compute_metrics=_class_metrics(_classes(model)),
+        preprocess_logits_for_metrics=_classes_and_probabilities,
     )
+
+
+def _classes_and_probabilities(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The predicted classes, and their probabilities."""
+    scores = logits[0] if isinstance(logits, tuple) else logits
+    return predicted_classes(logits, labels), scores.softmax(dim=-1).amax(dim=-1)
+
+
+def _class_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
+    """`classification_metrics` for `_classes_and_probabilities`."""
+    metrics = classification_metrics(names)
+    return lambda evaluation: metrics(EvalPrediction(evaluation.predictions[0], evaluation.label_ids))
 
 
 def _scores(output: PredictionOutput) -> dict[str, float]:
@@ -277,14 +298,18 @@ def _read_labelled(model: PreTrainedModel, folder: Path, arguments: Any, split: 
         if split not in splits:
             raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
         rows = splits[split]
-    examples = labelled_split(rows, split, arguments, column, orders)
+    numbered = rows.add_column(ROW, list(range(len(rows))))
+    examples = labelled_split(numbered, split, arguments, column, orders)
     if images:
         processor = AutoImageProcessor.from_pretrained(folder)
         return examples, ImageCollator(processor, mode=image_mode(model.config))
     tokenizer = saved_tokenizer(str(folder), model.config)
     know_padding(model.config, tokenizer)
-    length = min(arguments.max_length, longest_text(model) or arguments.max_length)
-    return tokenize(examples, tokenizer, length), DataCollatorWithPadding(tokenizer)
+    tokenizer.model_max_length = min(arguments.max_length, longest_text(model) or arguments.max_length)
+    tokenized = tokenize(examples, tokenizer, tokenizer.model_max_length)
+    read_by_model = [name for name in tokenized.column_names if name != ROW]
+    texts = tokenized.add_column(TEXT.name, examples[TEXT.name][:])
+    return texts.with_format(columns=read_by_model), DataCollatorWithPadding(tokenizer)
 
 
 def _read_blocks(model: PreTrainedModel, folder: Path, arguments: BlockArguments, split: str) -> CollatedData:

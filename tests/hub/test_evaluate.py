@@ -1,12 +1,16 @@
 """evaluate_checkpoint: the card's numbers reproduced from the files alone."""
 
 import json
+import re
 import shutil
+import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from sklearn.metrics import confusion_matrix
 from transformers import AutoImageProcessor, AutoTokenizer, BertForMaskedLM
 from typer.testing import CliRunner
 
@@ -14,6 +18,7 @@ from hf_bidir import BidirViTForImageClassification
 from hf_bidir.checkpoints.convert import convert_checkpoint
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
+from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_digits
 from hf_bidir.finetune.record import source_of
@@ -108,6 +113,58 @@ def test_a_language_model_has_a_perplexity_also_without_negative_coefficients(tm
     assert evaluation.without_negatives > 1.1 * evaluation.scores["perplexity"]
     with pytest.raises(ValueError, match="got test"):
         evaluate_checkpoint(CARDS / "imdb-lm-tanhmax", str(tmp_path / "texts.txt"), split="test")
+
+
+def test_predictions_are_a_row_per_usable_example_and_a_page_of_errors_that_escapes_texts(stars, tmp_path):
+    bad = [*(('<b>a</b> film, "one"\nmore', label) for label in (1, 2, 3)), (None, 1), *ROWS[:7]]
+    file, out = table(tmp_path / "bad.parquet", bad), tmp_path / "new/out.csv"
+    told = evaluate(stars[0], "--data", file, "--drop-bad-rows", "--predictions", out)
+    assert told.exit_code == 0, told.output
+    rows = pd.read_csv(out)
+    assert rows["index"].tolist() == [0, 1, 2, *range(4, 11)]
+    assert rows["text"].tolist() == [bad[index][0] for index in rows["index"]]
+    assert rows["label"].tolist() == [("low", "mid", "high")[bad[index][1] - 1] for index in rows["index"]]
+    model, tokenizer = load_checkpoint(stars[0])
+    with torch.no_grad():
+        probabilities = [model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0] for text in rows["text"]]
+    assert rows["prediction"].tolist() == [model.config.id2label[int(each.argmax())] for each in probabilities]
+    np.testing.assert_allclose(rows["probability"], [float(each.max()) for each in probabilities], atol=1e-5)
+    assert (rows["correct"] == (rows["label"] == rows["prediction"])).all()
+    wrong = rows[~rows["correct"]].sort_values("probability", ascending=False)
+    page = out.with_suffix(".html").read_text(encoding="utf-8")
+    assert re.findall(r"<h3>Row (\d+)", page) == [str(index) for index in wrong["index"]]
+    assert page.count('class="hf-bidir"') == len(wrong) > 0
+    assert "<script" not in page
+    assert ("<b>a" in page, "&lt;b&gt;a" in page) == (False, True)
+    counts = confusion_matrix(rows["label"], rows["prediction"], labels=["low", "mid", "high"])
+    printed = told.stdout.partition("label ")[2].splitlines()[1:4]
+    assert [[int(word) for word in line.split()[1:]] for line in printed] == counts.tolist()
+    assert {path.name for path in out.parent.iterdir()} == {"out.csv", "out.html"}
+
+
+def test_images_have_the_names_of_their_files_and_errors_that_cannot_be_explained_are_listed(
+    digits, tmp_path, monkeypatch, caplog
+):
+    for number, row in enumerate(read_digits()["test"].select(range(6))):
+        wrong = tmp_path / "test" / str((row["label"] + 1) % 10)
+        wrong.mkdir(parents=True, exist_ok=True)
+        row["image"].save(wrong / f"{number}.png")
+    monkeypatch.setitem(sys.modules, "hf_bidir.explain.api", None)
+    told = evaluate(digits, "--data", tmp_path / "test", "--predictions", tmp_path / "out.csv")
+    assert told.exit_code == 0, told.output
+    assert "The errors are not explained" in caplog.text
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    for path in pd.read_csv(tmp_path / "out.csv")["image"]:
+        assert path in page
+
+
+def test_predictions_of_a_language_model_or_into_another_file_are_one_error(digits):
+    for words, message in (
+        ([CARDS / "imdb-lm-tanhmax", "--predictions", "out.csv"], "is a language model"),
+        ([digits, "--predictions", "out.html"], "ends with .csv"),
+    ):
+        told = evaluate(*words)
+        assert (told.exit_code, message in told.stderr) == (2, True), told.stderr
 
 
 def test_what_cannot_be_evaluated_is_refused(stars, tmp_path):
