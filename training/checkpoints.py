@@ -211,6 +211,7 @@ def make_encoder(options: argparse.Namespace) -> None:
             recipe["validation_file"] = [options.data_dir / file for file in HELD_OUT_TEXTS]
         distill.main(recipe)
     save_in_half_precision(RUNS / name)
+    write_json(RUNS / name / RECORD, read_json(RUNS / name / RECORD) | {"command": command_for(ENCODER)})
     write_card(RUNS / name)
     print(f"Copied: {publish_card(RUNS / name)}")
 
@@ -220,18 +221,30 @@ def save_in_half_precision(folder: Path) -> None:
 
 
 def note_comparison(folder: Path, pair: Pair) -> None:
-    """Add to run.json a paragraph for the card: the score over the seeds of seeds.json, and that of the counterpart."""
+    """Add to run.json for the card the command, and the score over the seeds of seeds.json against the counterpart."""
     seeds = read_json(folder / "seeds.json")
     metric, scores = next(iter(seeds["this"]["scores"].items()))
     counterpart = seeds["counterpart"]["scores"][metric]
-    count = "1 seed" if len(scores) == 1 else f"{len(scores)} seeds (mean ± standard deviation)"
-    text = f"{metric.capitalize()} of {count}: {mean_and_deviation(scores, DIGITS)}; "
-    text += f"of {seeds['counterpart']['name']}: {mean_and_deviation(counterpart, DIGITS)}."
-    if len(scores) > 1:
-        difference = compare(scores, counterpart).text(DIGITS)
-        text += f" Difference: {difference}, a 95 % t interval over seeds, which share data and initialisation."
+    difference = compare(scores, counterpart).text(DIGITS)
+    name = seeds["counterpart"]["name"]
+    text = f"**{metric.capitalize()} {mean_and_deviation(scores, DIGITS)}, {difference} against {name}** "
+    text += f"({mean_and_deviation(counterpart, DIGITS)}{'; lower is better' if metric == 'perplexity' else ''}): "
+    if len(scores) == 1:
+        text += "one seed, so without an interval."
+    else:
+        text += f"mean and standard deviation of {len(scores)} seeds, and the difference with its 95 % t interval. In "
+        text += "each seed both share data and initialisation."
     text += f" This checkpoint has seed {seeds['seeds'][0]}. {pair.note}"
-    write_json(folder / RECORD, read_json(folder / RECORD) | {"comparison": text})
+    facts = {"comparison": text, "command": command_for(pair.name)}
+    write_json(folder / RECORD, read_json(folder / RECORD) | facts)
+
+
+def command_for(name: str) -> str:
+    """The command of a card, by the name of its pair or `ENCODER`."""
+    command = f"python -m training.checkpoints {name}"
+    if name != ENCODER and PAIRS[name].data is None:
+        return command
+    return f"{command}  # this run read files, by --data-dir DIR; the default are the data sets of the Hub"
 
 
 def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -283,13 +296,15 @@ def name_data(folder: Path) -> None:
 def named(part: dict[str, Any]) -> dict[str, Any]:
     """The record of the data of a split, with what data_sets.json knows about its files."""
     if part["source"] == "digits":
-        return part | {"title": f"scikit-learn digits, {part['rows']:,} of the 1,797 images"}
+        title = f"scikit-learn digits, {part['rows']:,} of the 1,797 images"
+        return part | {"title": title, "license": "CC BY 4.0 (UCI repository)"}
     data_sets = read_json(CARDS / "data_sets.json")
     known = [data_sets.get(digest, {}) for digest in part.get("sha256", "").split(", ")]
     if len(known) == 1:
         return part | known[0]
     if all(known):  # several files are several data sets, of which the card lists none by name
-        return part | {"title": ", ".join(each["title"] for each in known), "language": known[0]["language"]}
+        title, licences = (", ".join(each[key] for each in known) for key in ("title", "license"))
+        return part | {"title": title, "license": licences, "language": known[0]["language"]}
     return part
 
 

@@ -80,7 +80,7 @@ def _words(options: Options) -> list[str]:
 
 
 def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
-    """The options in a YAML recipe, by name; InputError if there is no such file, or it holds something else."""
+    """The options in a YAML recipe or in the run.json of a run, by name; InputError for another file or none."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected a YAML recipe at {path}; the file does not exist")
@@ -88,7 +88,7 @@ def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if not isinstance(recipe, dict):
         raise InputError(f"expected `option: value` lines in {path}; got a {type(recipe).__name__}")
-    return recipe
+    return recipe.get("recipe", recipe)
 
 
 def _as_words(options: Mapping[str, Any]) -> list[str]:

@@ -108,6 +108,8 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
         "files": matching(folder, ("*",)),
         "has_weights": any(folder.glob("*.safetensors")),
         "has_code": not code.exists() or any(code.glob("*.py")),
+        "interval": results.interval and list(map(rounded, results.interval)),
+        "licences": _licences(run, {} if adapter else previous),  # the data of a base are on its card
         "recipe": _as_yaml(recipe),
     }
 
@@ -118,6 +120,12 @@ def _as_yaml(options: dict[str, Any]) -> str:
     if not chosen:
         return ""
     return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True).strip()
+
+
+def _licences(run: dict[str, Any], previous: dict[str, Any]) -> dict[str, str | None]:
+    """The licence of the training data of a run and of the run before it, by name; None where the record has none."""
+    parts = [record["data"]["train"] for record in (previous, run) if "train" in record.get("data", {})]
+    return {_data_set(part) or part.get("title") or part["source"]: part.get("license") for part in parts}
 
 
 def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:

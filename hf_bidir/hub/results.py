@@ -1,7 +1,7 @@
 """The scores of a checkpoint, from the files that its training run and its evaluation left beside it."""
 
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ METRICS = {  # the run's metric -> its name on the Hub, if it has one
 }
 RECALL = "recall_"
 PREFIXES = {"test": "test_", "validation": "eval_"}  # of the metrics in all_results.json, by split
+SHARES = ("accuracy", "exact_match", "agreement")  # of the examples
+QUANTILE = 1.96  # of the normal distribution, for intervals of 95 %
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
 
 
@@ -55,6 +57,18 @@ class Results:
     def overall(self) -> dict[str, float]:
         """The scores without those of single classes."""
         return {name: value for name, value in self.scores.items() if name in METRICS}
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the first score over examples (Wilson 1927); None unless it is a share of them."""
+        name, share = next(iter(self.scores.items()), ("", 0.0))
+        rows = self.data.get("rows")
+        if name not in SHARES or not rows:
+            return None
+        weight = QUANTILE**2 / rows
+        centre = share + weight / 2
+        half = sqrt(weight * (share * (1 - share) + weight / 4))
+        return (centre - half) / (1 + weight), (centre + half) / (1 + weight)
 
     @property
     def verified(self) -> bool:

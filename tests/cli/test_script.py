@@ -31,6 +31,11 @@ def test_a_recipe_sets_options_of_every_type_and_the_command_line_wins(recipe):
     assert RunArguments(output_dir="unused").typed == {}  # not those of an earlier call
 
 
+def test_the_record_of_a_run_is_a_recipe(tmp_path):
+    (tmp_path / "run.json").write_text('{"seed": 1, "recipe": {"seed": 3, "class_names": ["bad", "good"]}}')
+    assert typed(str(tmp_path / "run.json")) == {"seed": 3, "class_names": ["bad", "good"]}
+
+
 def test_options_by_name_are_read_as_a_recipe_is(recipe, tmp_path):
     by_name = read_recipe(recipe) | {"output_dir": tmp_path, "lora_targets": "query", "optim_args": {"eps": 1}}
     data, model, args = parse(OPTIONS, by_name)

@@ -70,17 +70,26 @@ def recipe_of(text: str) -> dict:
     return yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
 
 
+def test_a_card_answers_in_the_order_of_a_users_questions_and_folds_the_rest(finished):
+    word_tokenizer().save_pretrained(finished)
+    text = build_model_card(finished).text
+    asked = ("**Classifies texts", "AutoTokenizer.from_pretrained", "print(explain(model", "Accuracy of 3 seeds: 0.9")
+    answers = (*asked, "## Training", "## Limits", "## Licence of the data", "<details>")
+    places = [text.index(answer) for answer in answers]
+    assert places == sorted(places)
+    for fact in ("| accuracy | 0.8125 |", "| test | mine/reviews.csv | 90 |", "- seed: 7", "10.6339/24-JDS1134"):
+        assert text.index(fact) > places[-1]
+    assert text.count("<details>") == text.count("</details>")
+
+
 def test_the_card_has_every_fact_of_the_run(finished):
     text = build_model_card(finished).text
-    results = text.partition("## Results")[2].partition("##")[0]
     for fact in (
-        *("**Accuracy 0.8125**", "| accuracy | 0.8125 |", "| macro-F1 | 0.7936 |", "Accuracy of 3 seeds: 0.9 ± 0.1."),
+        *("into 2 classes.** Trained on someone/reviews.", "Test data: mine/reviews.csv (90 rows)."),
+        *("| accuracy | 0.8125 |", "| macro-F1 | 0.7936 |", "Accuracy of 3 seeds: 0.9 ± 0.1."),
         *("| recall of bad | 0.9000 |", r"| recall of good\|fine | 0.7250 |"),
-    ):
-        assert fact in results
-    for fact in (
         *("sinh(s_i) / Σ_j cosh(s_j)", "The sign of a head is arbitrary", "10.6339/24-JDS1134"),
-        "| test | mine/reviews.csv | 90 |",
+        *("| test | mine/reviews.csv | 90 |", "- someone/reviews: not on record"),
         *("Forty rows were held out.", "bad (25.0 %), good|fine (75.0 %).", "12,345 parameters"),
         "- seed: 7\n- hardware: A processor, 4 cores, 3 threads, A card\n- processes: 2\n- duration: 61.5 s\n"
         "- versions: torch 2.9.9\n",
@@ -91,14 +100,25 @@ def test_the_card_has_every_fact_of_the_run(finished):
         assert other not in text  # the validation split chose the checkpoint; its numbers are not the result
 
 
-def test_the_recipe_has_what_was_chosen_and_says_what_is_a_place_of_the_machine(finished):
+def test_without_a_comparison_the_number_has_its_interval_over_the_examples(finished):
+    licensed = {"train": RUN["data"]["train"] | {"license": "CC0"}, "test": {"source": "mine.csv", "rows": 16}}
+    write(finished, "run.json", RUN | {"comparison": None, "data": licensed, "command": "make mine"})
+    text = build_model_card(finished).text
+    # scipy.stats.binomtest(13, 16).proportion_ci(method="wilson")
+    assert "**Accuracy 0.8125**, 95 % interval [0.5699, 0.9341] over examples. Test data: mine.csv (16 rows)." in text
+    assert "- someone/reviews: CC0" in text
+    assert "```bash\nmake mine\n```" in text
+    write(finished, "all_results.json", {"test_perplexity": 3.0})
+    assert "**Perplexity 3.0000**; no interval is on record." in build_model_card(finished).text
+
+
+def test_the_command_trains_again_from_the_record_which_says_what_is_a_place_of_the_machine(finished):
     options = {"train_file": ["path/to/my texts.csv"], "max_steps": 3, "optim_args": {"eps": 1}, "learning_rate": 5e-5}
     unshown = {"overwrite_output_dir": True, "lora_rank": None}
-    more = {"script": "text_classification.py", "recipe": options | unshown}
-    write(finished, "run.json", RUN | more)
+    write(finished, "run.json", RUN | {"script": "text_classification.py", "recipe": options | unshown})
     text = build_model_card(finished).text
     assert recipe_of(text) == options
-    assert "`training/text_classification.py`" in text
+    assert "python training/text_classification.py run.json --output_dir runs/reviews-tanhmax" in text
     assert "`path/to/` for a place on the machine of the run" in text
 
 
@@ -119,9 +139,9 @@ def test_a_number_that_no_file_holds_is_left_out(bare):
     (bare / "model.safetensors").unlink()
     card = build_model_card(bare)
     assert card.data.eval_results is None
-    for heading in ("## Results", "## Training", "parameters", "None"):
+    for heading in ("## Results", "## Training", "## Licence", "parameters", "None"):
         assert heading not in card.text
-    assert "The weights are not in this folder" in card.text
+    assert "It has no weights" in card.text
 
 
 @pytest.mark.parametrize("chosen", ["checkpoint-3", None])
@@ -170,14 +190,14 @@ def test_licence_and_base_are_those_of_this_run_or_of_the_run_before(finished):
 
 def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_own_weights(finished):
     write(finished, "all_results.json", {"eval_relative_error": 0.004})
-    healing = RUN | {"task": "distillation", "data": {"train": RUN["data"]["train"]}}
+    healing = RUN | {"task": "distillation", "data": {"train": RUN["data"]["train"]}, "comparison": None}
     write(finished, "run.json", healing | {"recipe": {"keep_signs": True}})
     measured = {"split": "test", "data": {"source": "later.parquet", "rows": 2}, "scores": {"accuracy": 0.5}}
     signs = {"negative_share": 0.25, "without_negatives": 0.125}
     write(finished, "evaluation.json", measured | signs | {"files": digests(finished)})
     text = build_model_card(finished).text
     for fact in (
-        "**Accuracy 0.5000**. Test data: later.parquet.",
+        *("**Accuracy 0.5000**, 95 % interval [0.0945, 0.9055] over", "Test data: later.parquet (2 rows)."),
         "Measured by `hf-bidir evaluate` from the saved files",
         "| test | later.parquet | 2 |",
         "on validation data, 0.0040, is the squared distance",
@@ -216,13 +236,11 @@ def test_scores_agree_up_to_the_last_digit_that_is_printed(measured, claimed, eq
 def test_the_example_runs_the_code_of_the_folder_and_on_the_hub_that_of_the_revision(finished):
     word_tokenizer().save_pretrained(finished)
     text = build_model_card(finished).text
-    assert text.count("from_pretrained(") == text.count("trust_remote_code=True)") == 2
-    assert "revision" not in text.partition("```\n")[0]
+    assert text.count("from_pretrained(") == text.count('(".", trust_remote_code=True)') == 2
     write_card(finished, "someone/reviews", "content-0123")
     text = ModelCard.load(finished / "README.md").text
-    assert 'source, revision = "someone/reviews", "content-0123"' in text
-    assert 'options = {"revision": revision, "trust_remote_code": True}' in text
-    assert text.count("from_pretrained(") == text.count("**options)") == 2
+    place = '("someone/reviews", revision="content-0123", trust_remote_code=True)'
+    assert text.count("from_pretrained(") == text.count(place) == 2
 
 
 def test_what_a_person_wrote_stays_and_the_generated_part_is_renewed(finished):

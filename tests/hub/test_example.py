@@ -35,7 +35,8 @@ def offline(monkeypatch):
 
 
 def example_of(card: str) -> str:
-    return re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+    """All that the card shows: loading, explaining, and a prediction with its coefficients."""
+    return "\n".join(re.findall(r"```python\n(.*?)\n```", card, re.DOTALL))
 
 
 def run(card: str) -> dict:
@@ -77,9 +78,10 @@ def test_the_example_of_the_committed_encoder_embeds_sentences(offline, monkeypa
 @pytest.mark.parametrize("model_class", [*TEXT_MODELS, None], ids=lambda head: head.__name__ if head else "images")
 def test_the_example_of_a_users_model_runs_in_its_folder(model_class, offline, tmp_path, monkeypatch, capsys):
     save_text_model(model_class, tmp_path) if model_class else save_image_model(tmp_path)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "image.png")  # that the card explains
     monkeypatch.chdir(tmp_path)
     assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
-    assert capsys.readouterr().out
+    assert "Explained: " in capsys.readouterr().out
 
 
 def test_the_example_sees_an_image_as_training_does(tmp_path):
@@ -111,7 +113,7 @@ def test_a_model_with_several_labels_prints_logits_because_softmax_is_no_probabi
 def test_a_model_without_a_head_or_a_tokenizer_is_loaded_only(tmp_path):
     save_text_model(BidirBertForSequenceClassification, tmp_path)
     (tmp_path / "tokenizer_config.json").rename(tmp_path / "renamed")
-    load = ".from_pretrained(source, trust_remote_code=True)"
+    load = '.from_pretrained(".", trust_remote_code=True)'
     assert example_with(tmp_path).splitlines()[-1] == f"model = AutoModelForSequenceClassification{load}"
     (tmp_path / "renamed").rename(tmp_path / "tokenizer_config.json")
     assert example_with(tmp_path, architectures=["BidirBertModel"]).splitlines()[-1] == f"model = AutoModel{load}"
@@ -122,4 +124,4 @@ def test_on_the_hub_the_example_image_is_downloaded_with_the_same_revision(tmp_p
     (tmp_path / "example.png").touch()
     example = example_of(build_model_card(tmp_path, "someone/prints", "v1").text)
     compile(example, "card", "exec")
-    assert 'hf_hub_download(source, "example.png", revision=revision)' in example
+    assert 'hf_hub_download("someone/prints", "example.png", revision="v1")' in example

@@ -78,17 +78,17 @@ def adapter(published, folder, tmp_path_factory):
     return place
 
 
-STRANGER = """
-import sys
+STRANGER = r"""
+import re, sys
 sys.modules["hf_bidir"] = None
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
 def follow(name):
-    example, variables = ModelCard.load(name).text.partition("```python\\n")[2].partition("```")[0], {}
-    exec(example, variables)
-    return variables
+    blocks, variables = re.findall(r"```python\n(.*?)```", ModelCard.load(name).text, re.DOTALL), {}
+    exec("".join(block for block in blocks if "hf_bidir" not in block), variables)
+    return variables | {"revision": re.search(r'revision="(.*?)"', blocks[0])[1]}
 
 for number, revision in enumerate(sys.argv[2:]):
     model = AutoModelForSequenceClassification.from_pretrained("alice/tiny", revision=revision, trust_remote_code=True)
@@ -216,7 +216,7 @@ def test_a_dry_run_prints_files_and_card_and_asks_the_hub_for_nothing(published,
     asked = len(published[0].requests)
     done = published[1]("push", folder, "alice/dry", "--dry-run", HF_TOKEN="")
     size = (folder / "model.safetensors").stat().st_size
-    for fact in (f"{size:,}  model.safetensors", 'source, revision = "alice/dry"'):
+    for fact in (f"{size:,}  model.safetensors", '("alice/dry", revision="content-'):
         assert fact in done.stdout
     assert len(published[0].requests) == asked
 

@@ -1,5 +1,6 @@
 """--lora_rank trains an adapter: saved alone, resumed, read by every command, merged, and refused for another base."""
 
+import re
 import shlex
 import shutil
 
@@ -110,7 +111,7 @@ def shown(folder, monkeypatch):
     """The names that the example of a card sets."""
     monkeypatch.chdir(folder)
     names = {}
-    exec((folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0], names)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)), names)
     return names
 
 

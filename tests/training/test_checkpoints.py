@@ -60,8 +60,10 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
     assert read(runs / "seeds/digits-tanhmax-seed1/run.json")["seed"] == 1
     means = {name: f"{mean(seeds[name]['scores']['accuracy']):.4f} ± " for name in ("this", "counterpart")}
     card = (cards / "digits-tanhmax/README.md").read_text(encoding="utf-8")
-    assert f"Accuracy of 2 seeds (mean ± standard deviation): {means['this']}" in card
-    assert f"; of digits-softmax: {means['counterpart']}" in card
+    assert f"**Accuracy {means['this']}" in card
+    assert f" against digits-softmax** ({means['counterpart']}" in card
+    assert "mean and standard deviation of 2 seeds" in card
+    assert "```bash\npython -m training.checkpoints digits\n```" in card
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
@@ -101,5 +103,5 @@ def test_the_card_of_a_healed_checkpoint_has_the_scores_of_its_file_in_half_prec
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert card_differences(folder) == []
     assert load_file(folder / "model.safetensors")["classifier.out_proj.weight"].dtype == torch.float16
-    assert f"**Accuracy {read(folder / 'evaluation.json')['scores']['accuracy']:.4f}**. Test data: " in card
+    assert f"| accuracy | {read(folder / 'evaluation.json')['scores']['accuracy']:.4f} |" in card
     assert "converted and healed" in card
