@@ -32,7 +32,6 @@ _HOMES = {
     "head_contributions": "methods.contributions",
     "image_heatmap": "draw.figures",
     "integrated_gradients": "methods.gradients",
-    "integrated_relevance": "methods.attnlrp",
     "load_checkpoint": "inputs.checkpoint",
     "read_image": "inputs.image",
     "read_text": "inputs.text",

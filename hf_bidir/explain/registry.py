@@ -80,10 +80,6 @@ METHODS: dict[str, Method] = {
         "AttnLRP: relevance for y, propagated backwards", "relevance", "1 backward", "attnlrp.relevance",
         between_tokens=True,
     ),
-    "integrated-attnlrp": Method(
-        "AttnLRP, integrated from {baseline}", "relevance",
-        "1 forward, 1 backward of 2 copies", "attnlrp.integrated_relevance", between_tokens=True,
-    ),
     "contributions": Method(
         "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", "contributions.contributions",
         layers="all",

@@ -22,8 +22,7 @@ model, method, prompt and seed, go to research/explanations/results/causal_expla
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -33,7 +32,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.runs import markdown, where
 from benchmarks.seeds import mean_in_interval
-from hf_bidir.explain import METHODS, ForwardCache, Request, integrated_gradients, integrated_relevance, load_checkpoint
+from hf_bidir.explain import METHODS, ForwardCache, Request, load_checkpoint
 from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import methods_of
 from research.faithfulness.deletion import ranks, without_tokens
@@ -44,11 +43,6 @@ KEY = ("model", "method", "seed", "prompt")
 PROMPTS = Path(__file__).with_name("prompts.txt")
 RANDOM, SEEDS = "random", 10  # a method of random scores
 SHARE, DRAWS = 0.25, 8  # of tokens removed; of random tokens in their place
-# baselines that are not those of METHODS: padding in place of the first token too
-VARIANTS: dict[str, Callable[..., Tensor]] = {
-    "integrated-gradients, first token padded": integrated_gradients,
-    "integrated-attnlrp, first token padded": integrated_relevance,
-}
 FALLS = ("deleted", "replaced", "masked", "deleted_after")  # columns of the table; the first orders it
 Row = dict[str, str | int | float]
 
@@ -126,31 +120,28 @@ def measured(prompt: Prompt) -> list[Row]:
 def scored(prompt: Prompt) -> Iterator[tuple[Row, Tensor]]:
     """Every method with its scores `[length]` and what they cost."""
     model, request = prompt.model, Request(target=prompt.target, position=prompt.position)
-    functions = {method: METHODS[method].scores for method in methods_of(model)}
-    functions |= {name: partial(function, keep_first=False) for name, function in VARIANTS.items()}
-    for method, function in functions.items():
+    for method in methods_of(model):
         start = time.perf_counter()
-        scores = function(ForwardCache(model, prompt.inputs), request)[0].detach()
+        scores = METHODS[method].scores(ForwardCache(model, prompt.inputs), request)[0].detach()
         middle = time.perf_counter()
         prompt.ys(prompt.inputs)
         cost = {"seconds": middle - start, "forward_passes": (middle - start) / (time.perf_counter() - middle)}
         row = {"method": method, "seed": 0} | {name: round(value, 3) for name, value in cost.items()}
         total = scores.sum().item()
         row |= {"first": round((scores[0].abs() / scores.abs().sum()).item(), 4), "total": round(total / prompt.y, 4)}
-        if method.startswith("integrated-gradients"):
-            row["missed"] = round(missed(prompt, total, method not in VARIANTS), 4)
+        if method == "integrated-gradients":
+            row["missed"] = round(missed(prompt, total), 4)
         yield row, scores
     for seed in range(SEEDS):
         draw = torch.Generator().manual_seed(1000 * seed + int(prompt.inputs["input_ids"].sum()))
         yield {"method": RANDOM, "seed": seed}, torch.randn(prompt.length, generator=draw)
 
 
-def missed(prompt: Prompt, total: float, keep_first: bool) -> float:
+def missed(prompt: Prompt, total: float) -> float:
     """The error of the sum of integrated gradients, as a share of the change of y from the baseline."""
     text = prompt.model.config.get_text_config()
     padded = torch.full_like(prompt.inputs["input_ids"], text.pad_token_id or 0)
-    if keep_first:
-        padded[:, 0] = prompt.inputs["input_ids"][:, 0]
+    padded[:, 0] = prompt.inputs["input_ids"][:, 0]
     change = prompt.y - prompt.ys(prompt.inputs | {"input_ids": padded}).item()
     return abs(total - change) / abs(change)
 

@@ -43,7 +43,7 @@ NEGATION = re.compile(r"\b(not|no|never|nothing|nor|neither|without|hardly)\b|n'
 SETS = {"drawn": (150, ""), "negated": (80, NEGATION)}  # how many of those that a pattern finds
 HALVES = ("choice", "report")
 REMOVED = "deletion"
-METHODS = ("erasure", REMOVED, "contributions", "chefer", "attnlrp", "integrated-attnlrp")
+METHODS = ("erasure", REMOVED, "contributions", "chefer", "attnlrp")
 MEANS = {"opposite": ("opposite, %", 100, 0), "falls": ("falls", 1, 2), "rises": ("rises", 1, 2)}
 
 

@@ -52,7 +52,7 @@ def test_a_model_of_transformers_is_explained_as_its_signed_counterpart_and_is_t
     assert torch.equal(token_scores(stock, batch), token_scores(signed, batch))
 
 
-@pytest.mark.parametrize("method", ["integrated-attnlrp", "erasure", "flow"])
+@pytest.mark.parametrize("method", ["attnlrp", "erasure", "flow"])
 def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
     together = explained(TEXTS, method, batch_size=3)
     for text, explanation in zip(TEXTS, together, strict=True):
@@ -196,7 +196,7 @@ def test_scores_that_a_sink_fills_have_a_note():
     assert "holds 100% of the scores of rollout" in found.notes[-1]
 
 
-@pytest.mark.parametrize(("method", "most"), [("integrated-attnlrp", 2), ("contributions", 2), ("rollout", 1)])
+@pytest.mark.parametrize(("method", "most"), [("attnlrp", 2), ("contributions", 2), ("rollout", 1)])
 def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_more(method, most):
     signed, passes = model(), []
     signed.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))

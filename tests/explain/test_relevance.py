@@ -11,9 +11,10 @@ from safetensors import safe_open
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
-from hf_bidir.explain import ForwardCache, Request, integrated_relevance, relevance
+from hf_bidir.explain import ForwardCache, Request, relevance
 from hf_bidir.explain.methods.attnlrp import RelevanceRules, relevance_rules
 from hf_bidir.explain.methods.gradients import InputFunction
+from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.registry import NoRule
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, asked, bert, doubled, family, inputs_of, pooling, sentences
@@ -50,9 +51,11 @@ def recorded_attention(model):
 def relevance_of_attention(model, inputs):
     """`y` under the rules, and of every attention the relevance of query, key, value and context."""
     with in_evaluation(model), torch.enable_grad():
-        function = InputFunction(ForwardCache(model, inputs), Request(target=1))
+        cache, request = ForwardCache(model, inputs), Request(target=1)
+        function = InputFunction(cache, request)
         with recorded_attention(model) as calls, relevance_rules(model):
-            y = function.score(function.start.clone().requires_grad_(), function.rows)
+            outputs = function.run(function.start.clone().requires_grad_(), function.rows)
+            y = readout_of(cache, request, outputs)(outputs)
     shares = []
     for states in calls:
         gradients = torch.autograd.grad(y.sum(), states, retain_graph=True)
@@ -150,20 +153,6 @@ def test_scales_are_constant_and_of_a_sum_the_summands_get_their_own():
 def test_an_operation_that_has_no_rule_is_an_error_that_names_it(operation, name):
     with RelevanceRules(), pytest.raises(NoRule, match=f"no rule for the operation {name};"):
         operation(torch.randn(3, 3).requires_grad_())
-
-
-def test_integrated_relevance_is_the_mean_modified_gradient_at_midpoints():
-    model, inputs = bert().double(), doubled(sentences())
-    function = InputFunction(ForwardCache(model, inputs), Request(target=1))
-    padding = model.get_input_embeddings().weight[model.config.pad_token_id].detach()
-    change, expected = function.start - padding, 0
-    for place in (0.25, 0.75):
-        point = (padding + place * change).detach().requires_grad_()
-        with torch.enable_grad(), relevance_rules(model):
-            y = function.score(point, function.rows)
-        expected = expected + torch.autograd.grad(y.sum(), point)[0] / 2
-    scores = asked(integrated_relevance, model, inputs, 1, steps=2)
-    torch.testing.assert_close(scores, (change * expected).sum(-1).detach())
 
 
 def test_the_attention_backend_does_not_matter_and_the_model_is_left_as_it_was():

@@ -32,7 +32,7 @@ def test_an_adapter_is_explained_as_the_merged_model(name, options):
     torch.manual_seed(1)
     model = get_peft_model(family(name), LoraConfig(**LORA | options)).eval()
     inputs, alone = inputs_of(model.get_base_model()), copy.deepcopy(model).merge_and_unload().eval()
-    for method in ("integrated-attnlrp", "contributions", "erasure", "alti"):
+    for method in ("attnlrp", "contributions", "erasure", "alti"):
         expected = token_scores(alone, inputs, method)
         torch.testing.assert_close(token_scores(model, inputs, method), expected, rtol=1e-3, atol=1e-4)
 

@@ -18,6 +18,7 @@ from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, 
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens
 from hf_bidir.explain.methods.gradients import InputFunction
+from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.registry import NoRule
 from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
@@ -75,39 +76,13 @@ def relevance(cache: ForwardCache, request: Request) -> Tensor:
         NoRule: an operation without a rule, which is named.
     """
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
-        function = InputFunction(cache, request, one_point=True)
-        return function.by_token(function.start * _gradient(function, function.start))
-
-
-def integrated_relevance(
-    cache: ForwardCache, request: Request, *, steps: int = 2, keep_first: bool | None = None
-) -> Tensor:
-    """`(x - x')` times the mean of AttnLRP's modified gradient on the line from a baseline x' to the input x.
-
-    Integrated gradients with the modified gradient of AttnLRP, which changes little along the line, so that few steps
-    suffice. It is the gradient of no function: unlike integrated gradients, the scores need not sum to the change of
-    `y`. The baseline is that of `integrated_gradients`. Result and errors as in `relevance`.
-
-    Args:
-        steps: points on the line, the midpoints of as many parts; one forward and backward pass of as many copies.
-        keep_first: as in `integrated_gradients`.
-    """
-    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(cache.model):
-        function = InputFunction(cache, request, keep_first=keep_first)
-        change = function.start - function.baseline
-        points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
-        gradients = _gradient(function, torch.cat(points)).unflatten(0, (steps, -1))
-        return function.by_token(change * gradients.mean(0))
-
-
-def _gradient(function: InputFunction, point: Tensor) -> Tensor:
-    """The modified gradient of `y` at one point per example or several, `[points * batch, ...]`, of the same shape."""
-    point = point.clone().requires_grad_()
-    examples = function.rows.repeat(len(point) // len(function.start))
-    with relevance_rules(function.model):
-        y = function.score(point, examples)
-    (gradient,) = torch.autograd.grad(y.sum(), point)
-    return gradient
+        function = InputFunction(cache, request)
+        start = function.start.clone().requires_grad_()
+        with relevance_rules(cache.model):
+            outputs = function.run(start, function.rows)
+            y = readout_of(cache, request, outputs)(outputs)
+        (gradient,) = torch.autograd.grad(y.sum(), start)
+        return function.by_token(function.start * gradient)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.forward import ForwardCache, reads_images
-from hf_bidir.explain.readout import readout_of
+from hf_bidir.explain.readout import Readout, readout_of
 from hf_bidir.explain.request import Request
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
@@ -34,21 +34,18 @@ class InputFunction:
         rows: the index of each example; captum repeats it together with the example.
     """
 
-    def __init__(
-        self, cache: ForwardCache, request: Request, *, one_point: bool = False, keep_first: bool | None = None
-    ) -> None:
-        """The function of these inputs, at `one_point` only: `y` is read from its own outputs, without the cache's.
-
-        `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
-        """
+    def __init__(self, cache: ForwardCache, request: Request) -> None:
         self.cache, self.request, self.model = cache, request, cache.model
-        self.is_image, self.keep_first = reads_images(cache.model), keep_first
-        with torch.no_grad():
-            self.start = cache.main_input
-            if not self.is_image:
+        self.is_image = reads_images(cache.model)
+        self.start = cache.main_input
+        if not self.is_image:
+            with torch.no_grad():
                 self.start = self.model.get_input_embeddings()(cache.main_input)
-            self.readout = None if one_point else readout_of(cache, request)
         self.rows = torch.arange(len(self.start), device=self.start.device)
+
+    @cached_property
+    def readout(self) -> Readout:
+        return readout_of(self.cache, self.request)
 
     @cached_property
     def baseline(self) -> Tensor:
@@ -71,7 +68,7 @@ class InputFunction:
         first = keep.long().argmax(-1)  # after padding on the left
         is_first = nn.functional.one_hot(first, keep.shape[1]).bool()
         causal = self.cache.position > first
-        return is_first & (causal.unsqueeze(1) if self.keep_first is None else self.keep_first)
+        return is_first & causal.unsqueeze(1)
 
     def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
         """The outputs of the model for these input tensors of the rows."""
@@ -87,11 +84,8 @@ class InputFunction:
             return self.model(**inputs, return_dict=True)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
-        """`y` `[rows]` for these input tensors."""
-        outputs = self.run(start, rows)
-        if self.readout is None:
-            return readout_of(self.cache, self.request, outputs)(outputs)
-        return self.readout.of(rows)(outputs)
+        """`y` `[rows]` for these input tensors, with the class and position of the whole input."""
+        return self.readout.of(rows)(self.run(start, rows))
 
     def by_token(self, scores: Tensor) -> Tensor:
         """Sum scores of the shape of `start` to `[batch, length]`."""
@@ -105,9 +99,7 @@ class InputFunction:
         return nn.functional.pad(by_patch.flatten(1), (leading, 0))
 
 
-def integrated_gradients(
-    cache: ForwardCache, request: Request, *, steps: int = 50, keep_first: bool | None = None
-) -> Tensor:
+def integrated_gradients(cache: ForwardCache, request: Request, *, steps: int = 50) -> Tensor:
     """`(x - x') · ∫ ∂y/∂x` on the line from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
     The baseline is the embedding of the padding token at every position, in causal attention at every one but the
@@ -117,8 +109,6 @@ def integrated_gradients(
     Args:
         steps: points on the line, each one forward and backward pass. Where the sum of an example's scores misses the
             change of `y` by over 10 %, that is logged as a warning, and a note of the cache.
-        keep_first: whether the first token of a text is part of the baseline; by default in causal attention, whose
-            sink it is.
 
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
@@ -131,7 +121,7 @@ def integrated_gradients(
     total = (steps + 2) * len(cache.main_input)  # and both ends, for the error
     bar = tqdm(total=total, desc="integrated-gradients", unit="point", leave=False, delay=1)
     with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn, bar:
-        function = InputFunction(cache, request, keep_first=keep_first)
+        function = InputFunction(cache, request)
 
         def score(start: Tensor, rows: Tensor) -> Tensor:
             bar.update(len(rows))
