@@ -1,8 +1,6 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,7 +103,7 @@ def explain(
 
         from hf_bidir.explain import api
         from hf_bidir.explain.draw.page import holds_explanation, write_explanation
-        from hf_bidir.explain.draw.terminal import coloured
+        from hf_bidir.explain.draw.terminal import print_words
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
         logging.disable_progress_bar()  # for loading the weights
@@ -119,8 +117,7 @@ def explain(
         written = write_explanation(explanation, output)
     prediction, _, others = explanation.summary(top).partition("\n")
     typer.echo(prediction)
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        typer.echo(coloured(explanation))
+    print_words(explanation)
     typer.echo(others)
     typer.echo(f"Saved: {written}")
 

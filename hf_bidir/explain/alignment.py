@@ -23,10 +23,9 @@ class Alignment(Result):
         special: whether each of them is special, or written by a chat template.
         written: the generated tokens in order.
         explained: the generated text, in words.
-        what: the first numbers, in words.
+        reading: what the first numbers are, in one sentence.
         scores: `[written, source]` by unit; the first one ranks.
         first_length: source tokens of the first row: all, or those of the prompt, and one more in each next row.
-        how_to_read: the meaning of + and − in the first scores, without a full stop.
         probabilities: of the generated tokens, where known.
         has_signs: whether the first scores can be negative.
         notes: what limits the scores, a sentence each.
@@ -41,10 +40,9 @@ class Alignment(Result):
     special: Sequence[bool]
     written: list[str]
     explained: str
-    what: str
+    reading: str
     scores: Mapping[str, Tensor]
     first_length: int
-    how_to_read: str = ""
     probabilities: Sequence[float] = ()
     has_signs: bool = True
     notes: Sequence[str] = ()
@@ -58,11 +56,6 @@ class Alignment(Result):
         if not self.probabilities:
             return self.written
         return [f"{word} ({percent(share)})" for word, share in zip(self.written, self.probabilities, strict=True)]
-
-    @property
-    def reading(self) -> str:
-        """What the first numbers are, in one sentence."""
-        return f"{self.what}: {self.how_to_read}."
 
     def summary(self, top: int = LISTED) -> str:
         """The sums of largest magnitude, those of sentences, and a line per generated token with its strongest ones."""

@@ -60,10 +60,9 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Ali
         special=[False] * len(example.tokens),
         written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=f'Generated: "{visible(generated)}".{cut}',
-        what=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}",
+        reading=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}: {METHODS['contributions'].how_to_read}.",
         scores={unit: example.by_token(rows.cpu()) for unit, rows in scores.items()},
         first_length=len(example.tokens),
-        how_to_read=METHODS["contributions"].how_to_read,
     )
 
 
@@ -130,16 +129,16 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     count = f"{len(written)} tokens" if len(written) > 1 else "1 token"
     text = visible(tokenizer.decode(generated, skip_special_tokens=True).strip())
     caption = f"{method.caption(request.layer, request.head)}, summed over the {what}"
+    explained = f"; y is {LOGIT}" if method.explains_output else ""
     sink = sink_note(name, source.tokens, source.special, by_token)
     return Alignment(
         source=source.tokens,
         special=source.special,
         written=written,
         explained=f'{what.capitalize()} ({count}): "{text}".',
-        what=f"{caption[0].upper()}{caption[1:]}" + f"; y is {LOGIT}" * method.explains_output,
+        reading=f"{caption}{explained}: {method.how_to_read}.",
         scores={method.unit: by_token},
         first_length=len(example.tokens),
-        how_to_read=method.how_to_read,
         has_signs=method.explains_output,
         probabilities=_shares(cache, generated, positions),
         notes=list(filter(None, [note, sink])),

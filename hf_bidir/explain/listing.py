@@ -1,7 +1,7 @@
 """Tokens with one score each: the strongest as a list, and what the list leaves out as a sentence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_bidir.explain.inputs.text import NEGLIGIBLE, signed, told_apart
 
 LISTED = 10  # tokens in a list
+LONG = 40  # tokens of a text from which on only so many carry a number
 SPECIAL = 5  # special tokens in a sentence
 
 
@@ -30,9 +31,14 @@ class Listing:
     template: bool = False
     has_signs: bool = True
 
-    def number(self, score: float) -> str:
-        """A score as text, with a sign if there are signs."""
-        return signed(score) if self.has_signs else signed(score).removeprefix("+")
+    @property
+    def is_long(self) -> bool:
+        return len(self.tokens) > LONG
+
+    @property
+    def words(self) -> list[int]:
+        """The tokens that are not special."""
+        return [index for index, special in enumerate(self.special) if not special]
 
     @property
     def shown(self) -> Tensor:
@@ -40,10 +46,18 @@ class Listing:
         return self.scores.masked_fill(torch.tensor(self.special), 0)
 
     @property
-    def drawn(self) -> tuple[list[str], Tensor]:
-        """The tokens that are not special, and their scores."""
-        indices = [index for index, special in enumerate(self.special) if not special]
-        return [self.tokens[index] for index in indices], self.scores[indices]
+    def numbered(self) -> list[int]:
+        """The tokens that carry their number in the text: those not close to 0, of a long text the strongest."""
+        return self.order()[: LISTED if self.is_long else None]
+
+    def part(self, start: int, stop: int) -> "Listing":
+        """The tokens from `start` to `stop`."""
+        part = slice(start, stop)
+        return replace(self, tokens=self.tokens[part], scores=self.scores[part], special=self.special[part])
+
+    def number(self, score: float) -> str:
+        """A score as text, with a sign if there are signs."""
+        return signed(score, self.has_signs)
 
     def order(self, special: bool = False) -> list[int]:
         """The special tokens, or the others, by magnitude, without those close to 0."""

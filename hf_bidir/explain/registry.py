@@ -64,6 +64,7 @@ class Method:
     def caption(self, layer: int | None = None, head: int | None = None, images: bool = False) -> str:
         """The description, with layers and heads, and the baseline of texts or images."""
         what = self.what.format(baseline="the mean colour" if images else "padding")
+        what = what[0].upper() + what[1:]
         if self.layers is None:
             return what
         where = {

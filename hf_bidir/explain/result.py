@@ -1,7 +1,7 @@
 """The scores of one example or several: printed, drawn, as a page, and in a notebook."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,16 +26,6 @@ class Result:
 
     is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
     verdict: "Verdict | None" = None
-    how_to_read = ""
-
-    @property
-    def reading(self) -> str:
-        """What the numbers are, in one sentence."""
-        return f"How to read: {self.how_to_read}." if self.how_to_read else ""
-
-    def summary(self, top: int = LISTED) -> str:
-        """The scores of largest magnitude, as text."""
-        raise NotImplementedError
 
     def plot(self) -> "Figure":
         """The image, or the words, with the scores as colours."""
@@ -98,17 +88,13 @@ class Explanation(Prediction, Result):
         return self.example.tokens
 
     @property
-    def how_to_read(self) -> str:
-        """The meaning of the scores, without a full stop."""
-        return METHODS[self.method].how_to_read
-
-    @property
     def reading(self) -> str:
         """What the numbers are, in one sentence."""
-        method, caption = METHODS[self.method], self.caption(self.method)
+        method = METHODS[self.method]
+        caption = method.caption(self.layer, self.head, images=self.example.grid is not None)
         whole = method.explains_output and (self.layer, self.head) == (None, None)
         sums = f"; {method.sums}" if whole else ""
-        return f"{caption[0].upper()}{caption[1:]}: {self.how_to_read}{sums}."
+        return f"{caption}: {method.how_to_read}{sums}."
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
@@ -125,10 +111,6 @@ class Explanation(Prediction, Result):
         what = f"{grid[0]} x {grid[1]} patches" if grid else " ".join(self.tokens)
         return f"<Explanation by {self.method} of {visible(shortened(what, 60))}>"
 
-    def caption(self, method: str) -> str:
-        """What the scores of a method are, of these layers and heads."""
-        return METHODS[method].caption(self.layer, self.head, images=self.example.grid is not None)
-
     def summary(self, top: int = LISTED) -> str:
         """The prediction, the tokens of largest magnitude, what the numbers are, the verdict, and notes."""
         rows = [f"{number:>8}  {name}" for name, number in self.listing.strongest(top)]
@@ -144,7 +126,8 @@ class Explanation(Prediction, Result):
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
         """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
-        return replace(self.listing, scores=scores).drawn
+        words = self.example.words
+        return [self.tokens[index] for index in words], scores[words]
 
 
 class Explanations(list[Explanation]):

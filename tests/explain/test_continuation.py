@@ -129,7 +129,7 @@ def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands
     assert explain(model, TOKENIZER, PROMPT, budget=words).method == "erasure"
     found = continued(model, budget=words)  # whose first tokens the others read
     assert "would need" in found.notes[0]
-    assert METHODS["attnlrp"].what in found.what
+    assert METHODS["attnlrp"].what in found.reading
     found = explain(model, TOKENIZER, PROMPT, budget=words - 1)
     assert (found.method, f"would need {words} forward passes" in found.notes[0]) == ("attnlrp", True)
     assert explain(model, TOKENIZER, PROMPT, "attnlrp").notes == []

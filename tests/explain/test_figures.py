@@ -6,6 +6,7 @@ import torch
 
 from hf_bidir.explain import image_heatmap, score_grid
 from hf_bidir.explain.draw.figures import Scale, draw_words, text_color_on
+from hf_bidir.explain.listing import Listing
 
 IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 
@@ -84,16 +85,18 @@ def test_a_grid_has_a_signed_number_in_every_strong_cell():
 
 
 def test_the_figure_of_a_text_has_its_words_in_lines_with_their_numbers():
-    figure = draw_words("abcdefghijkl", np.linspace(0, 1.1, 12), unit="Δy", scale=Scale(2.0, True), caption="")
+    listing = Listing("abcdefghijkl", torch.linspace(0, 1.1, 12), [False] * 12)
+    figure = draw_words(listing, unit="Δy", scale=Scale(2.0, True))
     texts = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     assert [texts[place] for place in [(0, 0), (9, 0), (0, 1), (1, 1)]] == ["a", "j\n+0.9", "k\n+1", "l\n+1.1"]
     assert len(texts) == 12
 
 
 def test_of_a_long_text_the_parts_around_the_strongest_words_are_drawn_within_two_screens():
-    scores = np.full(3000, 0.02)
-    scores[100::300] = np.linspace(-1, 1, 10)
-    figure = draw_words([f"w{index}" for index in range(3000)], scores, unit="Δy", scale=Scale(1.0, True))
+    scores = torch.full([3000], 0.02)
+    scores[100::300] = torch.linspace(-1, 1, 10)
+    listing = Listing([f"w{index}" for index in range(3000)], scores, [False] * 3000)
+    figure = draw_words(listing, unit="Δy", scale=Scale(1.0, True))
     drawn = [text.get_text() for text in figure.axes[0].texts]
     assert drawn[:8] == ["…", "w97", "w98", "w99", "w100\n−1", "w101", "w102", "w103"]
     assert sum("\n" in name for name in drawn) == 10

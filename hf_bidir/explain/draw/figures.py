@@ -14,11 +14,11 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import NEGLIGIBLE, shortened, signed, visible
+from hf_bidir.explain.inputs.text import shortened, signed, visible
+from hf_bidir.explain.listing import Listing
 
 COLORS = colormaps["RdBu_r"]
-LONG, NUMBERED = 40, 10  # words of a text from which on only so many carry a number
-AROUND = 3  # words of a long text that are drawn on each side of those
+AROUND = 3  # words of a long text that are drawn on each side of those with a number
 NUMBERED_SHARE = 0.05  # share of the limit from which a cell of a grid carries its number
 MARKED_SHARE = 0.3  # share of the limit from which a patch carries its sign
 MARKED_ROWS = 16  # rows of patches up to which they are marked and all numbered
@@ -63,7 +63,7 @@ class Scale:
 
     def number(self, value: float) -> str:
         """The value with two significant digits."""
-        return signed(value) if self.has_signs else signed(value).removeprefix("+")
+        return signed(value, self.has_signs)
 
     def color(self, value: float) -> Color:
         return COLORS(0.5 + 0.5 * value / self.limit)
@@ -77,13 +77,6 @@ class Scale:
         mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.colors()))
         ticks = sorted({*self.ends, 0.0})
         figure.colorbar(mappable, ticks=ticks, format=lambda tick, _: self.number(tick), label=unit, **placing)
-
-
-def numbered(scores: np.ndarray) -> list[int]:
-    """The words that carry a number: those not close to 0, of a long text the strongest, by magnitude."""
-    magnitudes = np.abs(scores)
-    order = magnitudes.argsort()[::-1][: NUMBERED if len(scores) > LONG else None]
-    return [index for index in order.tolist() if magnitudes[index] > NEGLIGIBLE * magnitudes.max()]
 
 
 def text_color_on(color: tuple[float, ...]) -> str:
@@ -189,8 +182,7 @@ def score_grid(
     smallest = NUMBERED_SHARE * scale.limit
     numbers = [scale.number(value) if abs(value) >= smallest else "" for value in grid.flat]
     width = max(0.45 * len(columns) + 2.6, 6)  # inches
-    figure = Figure(figsize=(width, 0.3 * len(rows) + 1.9), layout="constrained")
-    panel = _draw_cells(figure, grid, numbers, scale, unit)
+    figure, panel = _draw_cells((width, 0.3 * len(rows) + 1.9), grid, numbers, scale, unit)
     across = [shortened(name, 14) for name in columns]
     down = [shortened(name, 20) for name in rows]
     panel.set_xticks(range(len(across)), across, rotation=90, parse_math=False)
@@ -199,42 +191,38 @@ def score_grid(
     return finish(figure, caption)
 
 
-def draw_words(
-    words: Sequence[str],
-    scores: np.ndarray,
-    *,
-    unit: str,
-    scale: Scale,
-    caption: str = "",
-) -> Figure:
+def draw_words(listing: Listing, unit: str, scale: Scale) -> Figure:
     """A text in lines of `WORDS`, each word with its number in a cell of its colour; of a long text the parts around
     the strongest words."""
-    with_number = numbered(scores)
+    names, scores, numbered = listing.tokens, listing.scores.tolist(), listing.numbered
     labels, values = [], []
-    for index in _excerpt(len(words), with_number):
-        name = "…" if index is None else visible(shortened(words[index], 14))
-        labels.append(f"{name}\n{scale.number(scores[index])}" if index in with_number else name)
+    for index in _excerpt(listing):
+        name = "…" if index is None else visible(shortened(names[index], 14))
+        labels.append(f"{name}\n{scale.number(scores[index])}" if index in numbered else name)
         values.append(0 if index is None else scores[index])
     lines = ceil(len(labels) / WORDS)
     grid = np.full((lines, WORDS), np.nan)
     grid.flat[: len(values)] = values
-    figure = Figure(figsize=(10, 0.5 * lines + 1.4), layout="constrained")
-    panel = _draw_cells(figure, grid, labels, scale, unit)
+    figure, panel = _draw_cells((10, 0.5 * lines + 1.4), grid, labels, scale, unit)
     panel.set_axis_off()
-    return finish(figure, caption)
+    return figure
 
 
-def _excerpt(count: int, strongest: Sequence[int]) -> list[int | None]:
+def _excerpt(listing: Listing) -> list[int | None]:
     """The words of a text that are drawn; None where some are left out."""
-    if count <= LONG:
-        return list(range(count))
-    near = {index + offset for index in strongest for offset in range(-AROUND, AROUND + 1)}
-    drawn = [index if index in near else None for index in range(count)]
+    if not listing.is_long:
+        return list(listing.words)
+    near = {index + offset for index in listing.numbered for offset in range(-AROUND, AROUND + 1)}
+    drawn = [index if index in near else None for index in listing.words]
     return [index for before, index in pairwise([0, *drawn]) if index is not None or before is not None]
 
 
-def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str) -> Any:
-    """The panel with a coloured cell for each value of `[rows, columns]` that is not NaN, labels in the first ones."""
+def _draw_cells(
+    size: tuple[float, float], grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str
+) -> tuple[Figure, Any]:
+    """A figure and its panel with a coloured cell for each value of `[rows, columns]` that is not NaN, labels in the
+    first ones."""
+    figure = Figure(figsize=size, layout="constrained")
     panel = figure.subplots()
     panel.imshow(grid, aspect="auto", **scale.shading)
     panel.tick_params(length=0, labelsize=8)
@@ -242,7 +230,7 @@ def _draw_cells(figure: Figure, grid: np.ndarray, labels: Sequence[str], scale: 
         color = text_color_on(scale.color(grid.item(row, column)))
         panel.text(column, row, label, fontsize=7, color=color, **CENTRED)
     scale.draw(figure, unit, ax=panel)
-    return panel
+    return figure, panel
 
 
 def finish(figure: Figure, caption: str, title: str = "") -> Figure:

@@ -5,10 +5,12 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jinja2 import Environment, PackageLoader
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -16,13 +18,11 @@ from torch import Tensor
 
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.figures import (
-    LONG,
     Scale,
     as_array,
     draw_words,
     finish,
     image_heatmap,
-    numbered,
     score_grid,
     text_color_on,
 )
@@ -40,18 +40,8 @@ class Line(NamedTuple):
     """A text with a score for each token."""
 
     label: str  # in front of the text
-    tokens: Sequence[str]
-    scores: np.ndarray
-    marks: Sequence[str]  # TEMPLATE, GENERATED or none
-
-
-def _line(label: str, listing: Listing, start: int = 0, stop: int | None = None, prompt: int | None = None) -> Line:
-    """The tokens from `start` to `stop`, special ones without colour; those after the prompt are generated."""
-    marks = [TEMPLATE if special else "" for special in listing.special]
-    if prompt is not None:
-        marks[prompt:] = [GENERATED] * len(marks[prompt:])
-    part = slice(start, stop)
-    return Line(label, listing.tokens[part], as_array(listing.shown)[part], marks[part])
+    listing: Listing
+    prompt: float = inf  # the tokens before those that were generated
 
 
 @dataclass(frozen=True)
@@ -63,16 +53,17 @@ class Section:
     scale: Scale
     caption: str = ""
     lines: Sequence[Line] = ()
-    listed: Sequence[tuple[str, str]] = ()  # names and numbers of the strongest, where the rest does not have them
     figure: Any = None  # a matplotlib figure
 
     def words(self, line: Line) -> Iterator[tuple[str, str, str, str, str]]:
         """Each token with its number, if it carries one, its background and colour, and its mark."""
-        with_number = numbered(line.scores)
-        for index, (token, score) in enumerate(zip(line.tokens, line.scores, strict=True)):
+        listing, numbered = line.listing, line.listing.numbered
+        tokens = zip(listing.tokens, listing.shown.tolist(), listing.special, strict=True)
+        for index, (token, score, special) in enumerate(tokens):
             color = self.scale.color(score)
-            number = self.scale.number(score) if index in with_number else ""
-            yield visible(token), number, to_hex(color), text_color_on(color), line.marks[index]
+            number = self.scale.number(score) if index in numbered else ""
+            mark = TEMPLATE if special else GENERATED if index >= line.prompt else ""
+            yield visible(token), number, to_hex(color), text_color_on(color), mark
 
     @property
     def png(self) -> str:
@@ -104,9 +95,7 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
             yield _totals(result)
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    unit, left_out = METHODS[result.method].unit, result.listing.left_out()
-    scores = _section(result, "", unit, result.scores, scale, left_out)
-    yield replace(scores, listed=_listed(result.listing, result.example.grid is not None))
+    yield _section(result, "", METHODS[result.method].unit, result.scores, scale, result.listing.left_out())
     if (head := result.coefficients) is not None:
         caption = f"{head.caption} {replace(result.listing, scores=head.values).left_out()}"
         yield _section(result, head.heading, COEFFICIENT, head.values, caption=caption)
@@ -114,11 +103,6 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
         yield _heads(result.heads)
     for name, ranking in result.rankings.items():
         yield _section(result, METHODS[name].caption(), METHODS[name].unit, ranking)
-
-
-def _listed(listing: Listing, image: bool = False) -> list[tuple[str, str]]:
-    """The strongest tokens, where not all have a number in the text."""
-    return listing.strongest() if image or len(listing.tokens) > LONG else []
 
 
 def _section(
@@ -133,12 +117,11 @@ def _section(
     listing, figure = replace(result.listing, scores=scores), None
     scale = scale or Scale.of(listing.shown)
     if (grid := result.example.grid) is not None:
-        values = as_array(result.shown(scores)[1])
+        values = as_array(scores[listing.words])
         images = result.example.inputs["pixel_values"].expand(2, -1, -1, -1)
         grids = np.stack([np.zeros_like(values), values]).reshape(2, *grid)
         figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
-    heading = f"{heading[:1].upper()}{heading[1:]}"
-    return Section(heading, unit, scale, caption, [_line("", listing)], figure=figure)
+    return Section(heading, unit, scale, caption, [Line("", listing)], figure)
 
 
 def _heads(contributions: Tensor) -> Section:
@@ -157,10 +140,10 @@ def _totals(result: Any) -> Section:
     listing, sentences = result.listing, result.sentences
     labels = [sentences.number(total) for total in sentences.scores.tolist()] if sentences else [""]
     bounds = pairwise([0, *result.starts[1:], len(listing.tokens)])
-    lines = [_line(label, listing, start, stop) for label, (start, stop) in zip(labels, bounds, strict=True)]
+    lines = [Line(label, listing.part(*bound)) for label, bound in zip(labels, bounds, strict=True)]
     caption = "The number in front of a sentence is its sum. " if sentences else ""
     unit = next(iter(result.scores))
-    return Section("", unit, Scale.of(listing.shown), caption + listing.left_out(), lines, _listed(listing))
+    return Section("", unit, Scale.of(listing.shown), caption + listing.left_out(), lines)
 
 
 def _aligned(result: Any, unit: str) -> Section:
@@ -168,10 +151,9 @@ def _aligned(result: Any, unit: str) -> Section:
     grows = result.first_length < len(result.source)
     lines = []
     for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
-        length = result.first_length + grows * step
-        row = Listing(result.source[:length], scores[:length], result.special[:length])
-        lines.append(_line(f"→ {word}", row, prompt=result.first_length))
-    scale = Scale.of(np.concatenate([line.scores for line in lines]))
+        read = Listing(result.source, scores, result.special).part(0, result.first_length + grows * step)
+        lines.append(Line(f"→ {word}", read, result.first_length))
+    scale = Scale.of(torch.cat([line.listing.shown for line in lines]))
     heading = f"Each generated token: {unit}" if result.listing or unit != next(iter(result.scores)) else ""
     return Section(heading, unit, scale, lines=lines)
 
@@ -188,8 +170,7 @@ def figure_of(result: Any) -> Figure:
     elif result.listing is None:
         figure = score_grid(result.scores[section.unit], result.rows, result.source, **shown)
     else:
-        words, scores = result.listing.drawn
-        figure = draw_words(words, as_array(scores), **shown)
+        figure = draw_words(result.listing, **shown)
     return finish(figure, "\n".join(filter(None, map(str.strip, parts))), result.explained)
 
 

@@ -1,30 +1,28 @@
 """Signed scores as the colours of a text on a terminal."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import click
+from rich.console import Console
+from rich.text import Text
 
-from hf_bidir.explain.draw.page import Line, sections_of
+from hf_bidir.explain.draw.page import sections_of
 from hf_bidir.explain.inputs.text import visible
 
 WEAK, STRONG = 0.1, 0.3  # shares of the largest magnitude from which a word has a coloured letter, or background
 
 
-def coloured(result: Any) -> str:
-    """The text or prompt, red where it supports y and blue where it opposes it; empty for an image, and for the source
-    of an encoder-decoder, which has a row per generated token."""
-    section = next(sections_of(result))
-    if section.figure is not None or result.listing is None:
-        return ""
-    limit = section.scale.limit
-    return "\n".join(" ".join(filter(None, [line.label, *_words(line, limit)])) for line in section.lines)
+def print_words(result: Any) -> None:
+    """Print the text or prompt on a terminal with colours, red where it supports y and blue where it opposes it.
 
-
-def _words(line: Line, limit: float) -> Iterator[str]:
-    for token, score, mark in zip(map(visible, line.tokens), line.scores, line.marks, strict=True):
-        color, share = "red" if score > 0 else "blue", abs(score) / limit
-        if share >= STRONG:
-            yield click.style(f" {token} ", bg=color, fg="bright_white")
-        else:
-            yield click.style(token, fg=color if share >= WEAK else None, dim=bool(mark) or None)
+    Nothing for an image, and for the source of an encoder-decoder, which has a row per generated token.
+    """
+    console, section = Console(), next(sections_of(result))
+    if console.color_system is None or console.no_color or section.figure is not None or result.listing is None:
+        return
+    for line in section.lines:
+        text = Text(line.label)
+        for token, score in zip(line.listing.tokens, line.listing.shown.tolist(), strict=True):
+            color, share = "red" if score > 0 else "blue", abs(score) / section.scale.limit
+            style = f"bright_white on {color}" if share >= STRONG else color if share >= WEAK else ""
+            text.append(" ").append(visible(token), style)
+        console.print(text)

@@ -77,11 +77,6 @@ class Text:
     whole: bool = False
     template: bool = False
 
-    @property
-    def spoken(self) -> str:
-        """The text as people read it."""
-        return " ".join(self.names) if self.template else self.written
-
     def part_at(self, character: int) -> int | None:
         """The part of a character; None outside of all parts."""
         inside = (index for index, (start, end) in enumerate(self.parts) if start <= character < end)
@@ -190,9 +185,9 @@ def check_prompt(model: PreTrainedModel, tokenizer: Any, example: Example, more:
         )
 
 
-def signed(value: float) -> str:
-    """Format a number with its sign and two significant digits."""
-    return f"{float(f'{value:.2g}'):+g}".replace("-", "−") if value else "0"
+def signed(value: float, plus: bool = True) -> str:
+    """Format a number with two significant digits and its sign, + only if `plus`."""
+    return f"{float(f'{value:.2g}'):{'+' if plus else '-'}g}".replace("-", "−") if value else "0"
 
 
 def percent(share: float) -> str:
