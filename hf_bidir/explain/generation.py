@@ -1,6 +1,6 @@
 """Explain generated text token by token: for encoder-decoders by the source, for causal models by earlier tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,18 +75,20 @@ def _contributions(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Te
     """Contributions of source tokens to generated ids, `[generated, source]`, and the attention to them, by unit."""
     between_tokens = attends_between_tokens(model)
     logits, maps = _crossing_maps(model, inputs)
-    contributions, attended = [], []
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        """`[layers * heads, generated, source]`: a model with one query per step runs its layer for each of them."""
+        return torch.cat(list(parts), 1 if between_tokens else 2)[0].detach().float()
+
+    coefficients, contributions = joined(maps), []
     for step, (row, index) in enumerate(zip(logits, ids, strict=True)):
         y = row[index] - row.mean()
-        # a model with one query per step calls its layer for each, others once for all
-        calls, query = (maps, step) if between_tokens else (maps[step : step + 1], 0)
-        gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
-        coefficients = torch.cat([a[0, :, query] for a in calls]).detach().float()  # [layers * heads, source]
-        slopes = torch.cat([gradient[0, :, query] for gradient in gradients]).float()
-        contributions.append((coefficients * slopes).sum(0))
-        attended.append(coefficients.abs().mean(0) if between_tokens else coefficients[0])
-    unit = MAGNITUDE if between_tokens else COEFFICIENT
-    return {CONTRIBUTION: torch.stack(contributions), unit: torch.stack(attended)}
+        slopes = joined(torch.autograd.grad(y, maps, retain_graph=True, materialize_grads=True))
+        contributions.append((coefficients[:, step] * slopes[:, step]).sum(0))
+    unit, attended = MAGNITUDE, coefficients.abs().mean(0)
+    if not between_tokens:
+        unit, (attended,) = COEFFICIENT, coefficients
+    return {CONTRIBUTION: torch.stack(contributions), unit: attended}
 
 
 def _crossing_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -196,13 +198,13 @@ def prediction_scores(
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
     """
     method = request.entry
-    size = len(targets) if method.shared else batch_size
-    batches = list(zip(targets.split(size), positions.split(size), strict=True))
+    if method.shared:
+        return method.scores(cache, replace(request, target=targets, position=positions)).cpu()
+    batches = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     scores = []
     for target, position in tqdm(batches, desc=request.method, unit="batch", leave=False, delay=1):
-        copies = 1 if method.shared else len(target)
-        inputs = {name: value.expand(copies, -1) for name, value in cache.inputs.items()}
-        units = None if cache.units is None else cache.units.expand(copies, -1)
+        inputs = {name: value.expand(len(target), -1) for name, value in cache.inputs.items()}
+        units = None if cache.units is None else cache.units.expand(len(target), -1)
         rows = ForwardCache(cache.model, inputs, units)
         of_batch = replace(request, target=target, position=position)
         scores.append(method.scores(rows, of_batch).detach().cpu())

@@ -84,18 +84,15 @@ def verdict_of(
         request: with the method of the scores, and the position if the model has an output for each.
         found: the prediction that they explain.
     """
-    names = told_apart(example.tokens)
-    facts: dict[str, Any] = {}
     readout = readout_of(cache, request, cache.outputs_alone())
-    if removed := _strongest(example, scores, readout):
-        facts["removed"] = [names[index] for index in removed]
-        same = replace(request, target=found.target)
+    names, removed, after = told_apart(example.tokens), _strongest(example, scores, readout), None
+    if removed:
         pieces = torch.isin(example.token_of_piece, torch.tensor(removed))
-        facts["after"] = _without(cache, same, readout, pieces, processor)
+        after = _without(cache, replace(request, target=found.target), readout, pieces, processor)
     part = (request.layer, request.head) != (None, None)
-    if not (part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST):
-        facts |= _compared(cache, request, example, scores)
-    return Verdict(found, **facts)
+    alone = part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
+    agreement = {} if alone else _compared(cache, request, example, scores)
+    return Verdict(found, [names[index] for index in removed], after, **agreement)
 
 
 def _strongest(example: Example, scores: Tensor, readout: Readout) -> list[int]:
@@ -136,10 +133,11 @@ def _compared(cache: ForwardCache, request: Request, example: Example, scores: T
     large = [row.abs() >= MATTERS * row.abs().max() for row in (first, other)]
     differ = large[0] & large[1] & (first * other < 0) & has_signs
     names = told_apart(example.tokens)
+    words = zip(example.words, differ, strict=True)
     return {
         "method": second.method,
         "correlation": float(spearmanr(*ranked).statistic),
-        "differing": [names[index] for index, differs in zip(example.words, differ, strict=True) if differs],
+        "differing": [names[index] for index, differs in words if differs],
     }
 
 

@@ -20,9 +20,9 @@ def print_words(result: Any) -> None:
     if console.color_system is None or console.no_color or section.figure is not None or result.listing is None:
         return
     for line in section.lines:
-        text = Text(line.label)
-        for token, score in zip(line.listing.tokens, line.listing.shown.tolist(), strict=True):
+        text, listing = Text(line.label), line.listing
+        for token, score, special in zip(listing.tokens, listing.shown.tolist(), listing.special, strict=True):
             color, share = "red" if score > 0 else "blue", abs(score) / section.scale.limit
             style = f"bright_white on {color}" if share >= STRONG else color if share >= WEAK else ""
-            text.append(" ").append(visible(token), style)
+            text.append(" ").append(visible(token), "dim" if special else style)
         console.print(text)

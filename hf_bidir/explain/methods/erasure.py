@@ -39,18 +39,16 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         special tokens first. Zero for padding.
     """
     model = cache.model
-    units = _units(cache)
     with in_evaluation(model):
         outputs: Any = cache.outputs
         targets = request.target.numel() if isinstance(request.target, Tensor) else 1
-        several = len(units) == 1 and targets > 1
+        several = len(cache.main_input) == 1 and targets > 1
         if several:
             outputs = ModelOutput(logits=outputs.logits.expand(targets, *outputs.logits.shape[1:]))
         readout = readout_of(cache, request, outputs)
         whole = readout(outputs)
         effects = whole.new_zeros(len(whole), cache.length)
-        for examples, tokens in _chunks(model, cache.keep & _begins(units), chunk_size):
-            remains = units[examples] != units[examples, tokens].unsqueeze(1)
+        for examples, tokens, remains in _erasures(cache, chunk_size):
             inputs = {name: value[examples] for name, value in cache.inputs.items()}
             if takes_embedding(model):
                 inputs["pooled"] = remains
@@ -70,19 +68,17 @@ def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) 
         `[batch, length]`, as `erasure`. Zero for padding, and for tokens that cannot be deleted: the one that `y` is
         read from, and those before an image's patches.
     """
-    model, units = cache.model, _units(cache)
+    model = cache.model
     with in_evaluation(model):
         readout = readout_of(cache, request)
         whole = readout(cache.outputs)
         effects = whole.new_zeros(cache.keep.shape)
         fixed = cache.keep & _indispensable(cache, readout)
-        erasable = cache.keep & _begins(units)
-        for examples, tokens in _chunks(model, erasable, chunk_size):
-            remains = units[examples] != units[examples, tokens].unsqueeze(1)
+        for examples, tokens, remains in _erasures(cache, chunk_size):
             allowed = ~(fixed[examples] & ~remains).any(1)
-            examples, tokens, remains = examples[allowed], tokens[allowed], remains[allowed]
-            for length in remains.sum(1).unique():  # texts of equal length form a batch without padding
-                rows = remains.sum(1) == length
+            lengths = remains.sum(1)
+            for length in lengths[allowed].unique():  # texts of equal length form a batch without padding
+                rows = allowed & (lengths == length)
                 inputs, moved = without(cache, readout, examples[rows], remains[rows])
                 y = moved(model(**inputs, return_dict=True))
                 effects[examples[rows], tokens[rows]] = whole[examples[rows]] - y
@@ -111,26 +107,20 @@ def without(
     return {name: value.gather(1, places) for name, value in inputs.items()}, moved
 
 
-def _chunks(model: PreTrainedModel, erasable: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
-    """The examples and tokens of erasures that run together, where `erasable`, `[batch, length]`."""
-    places = erasable.nonzero()
-    chunks = places.split(1 if takes_one_row(model) else size)
+def _erasures(cache: ForwardCache, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Erasures that run together: their examples and first tokens `[rows]`, and what remains, boolean `[rows, length]`.
+
+    Each word or segment is erased, by default every token.
+    """
+    keep, units = cache.keep, cache.units
+    if units is None:
+        units = torch.arange(cache.length).expand_as(keep)
+    units = units.to(keep.device)
+    begins = nn.functional.pad(units.diff(), (1, 0), value=1) != 0
+    chunks = (keep & begins).nonzero().split(1 if takes_one_row(cache.model) else size)
     for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1):
-        if len(chunk):
-            yield chunk.unbind(1)
-
-
-def _units(cache: ForwardCache) -> Tensor:
-    """The word or segment of each token, `[batch, length]`; by default every token is one."""
-    if cache.units is None:
-        positions = torch.arange(cache.length, device=cache.keep.device)
-        return positions.expand_as(cache.keep)
-    return cache.units.to(cache.keep.device)
-
-
-def _begins(units: Tensor) -> Tensor:
-    """Whether each token is the first one of its unit, `[batch, length]`."""
-    return nn.functional.pad(units.diff(), (1, 0), value=1) != 0
+        examples, tokens = chunk.unbind(1)
+        yield examples, tokens, units[examples] != units[examples, tokens].unsqueeze(1)
 
 
 def _attending_only(model: PreTrainedModel, remains: Tensor, rescale: bool) -> AbstractContextManager[None]:
