@@ -100,7 +100,8 @@ def _strongest(example: Example, scores: Tensor, readout: Readout) -> list[int]:
     count = REMOVED if example.grid is None else max(REMOVED, int(REMOVED_SHARE * len(example.words)))
     ranked = sorted(example.words, key=scores.tolist().__getitem__, reverse=True)
     if readout.positions is not None:
-        ranked = [index for index in ranked if index != example.token_of_piece[readout.positions]]
+        read = example.token_of_piece[int(readout.positions)]
+        ranked = [index for index in ranked if index != read]
     return [index for index in ranked[: min(count, len(example.words) // 2)] if scores[index] > 0]
 
 
