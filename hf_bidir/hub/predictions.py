@@ -114,8 +114,8 @@ class Predictions:
         try:
             from hf_bidir.explain import explain
 
-            explanations = explain(self.model, processor, inputs) if inputs else []
+            # one by one, with the method and the verdict of a single input
+            return [explain(self.model, processor, each)._repr_html_() for each in inputs]
         except (ModuleNotFoundError, ValueError) as error:
             logger.warning("The errors are not explained: %s", error)
             return []
-        return [explanation._repr_html_() for explanation in explanations]
