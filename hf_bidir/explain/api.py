@@ -63,21 +63,16 @@ def explain(
     if isinstance(inputs, ONE) or _is_conversation(inputs):
         request = Request(method, **{"verdict": True} | choices)
         with request.checked(model, processor) as model:
-            return _explained(model, processor, inputs, request)
+            if model.config.is_encoder_decoder or request.generates:
+                from hf_bidir.explain.generation import explain_generated
+
+                return explain_generated(model, processor, parted(processor, inputs, request), request)
+            return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
     inputs = list(_several(inputs))
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
     explanations = explain_each(model, processor, inputs, method, **choices)
     return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, delay=1))
-
-
-def _explained(model: PreTrainedModel, processor: Any, inputs: Any, request: Request) -> Explanation | Alignment:
-    """The explanation of one input."""
-    if model.config.is_encoder_decoder or request.generates:
-        from hf_bidir.explain.generation import explain_generated
-
-        return explain_generated(model, processor, parted(processor, inputs, request), request)
-    return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
 
 
 def explain_each(
@@ -94,21 +89,14 @@ def explain_each(
         raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
     rows = enumerate(_several(inputs))
     with request.checked(model, processor) as model:
-        yield from _explained_rows(model, processor, rows, request)
-
-
-def _explained_rows(
-    model: PreTrainedModel, processor: Any, rows: Iterator[tuple[int, ONE]], request: Request
-) -> Iterator[Explanation]:
-    """The explanations of inputs with their indices, in batches."""
-    alone = request.details or bool(request.verdict) or not _forms_batches(model, processor)
-    while batch := list(islice(rows, 1 if alone else request.batch_size)):
-        examples = []
-        for index, text_or_image in batch:
-            with _naming_input(index):
-                examples.append(read(model, processor, text_or_image, request))
-        with _naming_input(batch[0][0]) if alone else nullcontext():
-            yield from _explanations(model, processor, examples, request)
+        alone = request.details or bool(request.verdict) or not _forms_batches(model, processor)
+        while batch := list(islice(rows, 1 if alone else request.batch_size)):
+            examples = []
+            for index, text_or_image in batch:
+                with _naming_input(index):
+                    examples.append(read(model, processor, text_or_image, request))
+            with _naming_input(batch[0][0]) if alone else nullcontext():
+                yield from _explanations(model, processor, examples, request)
 
 
 def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
@@ -181,12 +169,11 @@ def _explanations(
         request = request.at_token(model, processor, examples[0])
     cache = ForwardCache(model, *_batch(processor, examples))
     scores, request, note = scored(cache, request)
-    method = str(request.method)
     predicted = predictions(cache, request, processor)
     for index, (example, prediction) in enumerate(zip(examples, predicted, strict=True)):
         row = scores[index, : len(example.token_of_piece)].cpu()
         by_token = example.by_token(row, request.entry.additive)
-        sink = sink_note(method, example.tokens, example.special, by_token)
+        sink = sink_note(request, example, by_token)
         opposite = sum_note(request, prediction.value, by_token)
         notes = [*_lost(example, processor), note, sink, opposite, *cache.notes[index]]
         more = _details(cache, example, request) if request.details else {}
@@ -196,7 +183,7 @@ def _explanations(
         yield Explanation(
             **vars(prediction),
             example=example,
-            method=method,
+            method=str(request.method),
             layer=request.layer,
             head=request.head,
             scores=by_token,

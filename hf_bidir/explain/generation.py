@@ -125,14 +125,14 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
         return prediction_scores(cache, request, generated, positions)
 
     scores, used, note = scored(cache, request, score)
-    name, method = str(used.method), used.entry
+    method = used.entry
     by_token = source.by_token(scores, method.additive)
     what = "answer" if prompt.template else "continuation"
     count = f"{len(written)} tokens" if len(written) > 1 else "1 token"
     text = visible(tokenizer.decode(generated, skip_special_tokens=True).strip())
     caption = f"{method.caption(request.layer, request.head)}, summed over the {what}"
     explained = f"; y is {LOGIT}" if method.explains_output else ""
-    sink = sink_note(name, source.tokens, source.special, by_token)
+    sink = sink_note(used, source, by_token)
     return Alignment(
         source=source.tokens,
         special=source.special,
@@ -164,7 +164,7 @@ def _totals(tokenizer: Any, prompt: Text, example: Example, scores: Tensor, meth
         return totals
     pieces = example.token_of_piece
     parted = read_text(tokenizer, segmented(prompt, "sentences"), len(pieces))
-    indices = [index for index, special in enumerate(parted.special) if not special]
+    indices = parted.words
     if len(indices) > 1:
         names = [parted.tokens[index] for index in indices]
         by_sentence = parted.by_token(scores, method.additive).sum(0)[indices]

@@ -78,6 +78,11 @@ class Request:
         return METHODS[str(self.method)]
 
     @property
+    def is_part(self) -> bool:
+        """Whether a layer or head alone is explained."""
+        return (self.layer, self.head) != (None, None)
+
+    @property
     def generates(self) -> bool:
         """Whether the tokens of a text that follows the prompt are explained."""
         return self.continuation is not None or self.new_tokens is not None
@@ -113,8 +118,7 @@ class Request:
         """
         name = self.method
         if name is None:
-            whole = self.layer is None and self.head is None
-            name = default_method(model, passes, self.budget) if whole else LAYER_DEFAULT
+            name = LAYER_DEFAULT if self.is_part else default_method(model, passes, self.budget)
         _check_method(model, name, self.layer, self.head)
         return replace(self, method=name)
 

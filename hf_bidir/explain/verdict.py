@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -89,8 +90,7 @@ def verdict_of(
     if removed:
         pieces = torch.isin(example.token_of_piece, torch.tensor(removed))
         after = _without(cache, replace(request, target=found.target), readout, pieces, processor)
-    part = (request.layer, request.head) != (None, None)
-    alone = part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
+    alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
     agreement = {} if alone else _compared(cache, request, example, scores)
     return Verdict(found, [names[index] for index in removed], after, **agreement)
 
@@ -134,11 +134,10 @@ def _compared(cache: ForwardCache, request: Request, example: Example, scores: T
     large = [row.abs() >= MATTERS * row.abs().max() for row in (first, other)]
     differ = large[0] & large[1] & (first * other < 0) & has_signs
     names = told_apart(example.tokens)
-    words = zip(example.words, differ, strict=True)
     return {
         "method": second.method,
         "correlation": float(spearmanr(*ranked).statistic),
-        "differing": [names[index] for index, differs in words if differs],
+        "differing": [names[index] for index in compress(example.words, differ)],
     }
 
 

@@ -1,11 +1,14 @@
 """All methods under one signature."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hf_bidir import BidirBertForMaskedLM
-from hf_bidir.explain import METHODS, attention_flow, attention_rollout, head_contributions, token_scores
+from hf_bidir.explain import METHODS, Request, attention_flow, attention_rollout, head_contributions, token_scores
 from hf_bidir.explain.forward import forward_pass
+from hf_bidir.explain.inputs.text import Example
 from hf_bidir.explain.methods import sink_note
 from tests.explain.conftest import asked, bert, family, images, sentences, vit
 
@@ -106,6 +109,8 @@ def test_bad_input_is_one_error_with_the_expectation(options, message):
     ],
 )
 def test_a_sink_that_holds_almost_all_scores_is_named(method, scores, named):
-    note = sink_note(method, ["[CLS]", "good", "[SEP]"], [True, False, True], torch.tensor(scores))
+    example = Example({}, ["[CLS]", "good", "[SEP]"], [True, False, True], torch.arange(3))
+    note = sink_note(Request(method), example, torch.tensor(scores))
     assert (named in note) if named else note == ""
-    assert not sink_note(method, ["[CLS]"], [True], torch.ones(1))  # there is no other token to rank
+    alone = replace(example, tokens=["[CLS]"])  # there is no other token to rank
+    assert not sink_note(Request(method), alone, torch.ones(1))

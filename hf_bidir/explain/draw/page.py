@@ -161,9 +161,8 @@ def _aligned(result: Any, unit: str) -> Section:
 def figure_of(result: Any) -> Figure:
     """The scores alone: the words or the image, or a grid of generated and source tokens."""
     section = next(sections_of(result))
-    heading = f"{section.heading}." if section.heading else ""
     verdict = result.verdict.sentence if result.verdict else ""
-    parts = [f"{heading} {result.reading} {section.caption}", verdict, *result.notes]
+    parts = [f"{result.reading} {section.caption}", verdict, *result.notes]
     shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale}
     if section.figure is not None:
         figure = section.figure

@@ -1,6 +1,6 @@
 """All methods under one signature; the file of a method is imported when the method is first used."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.signing import as_signed
 from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import signed
-from hf_bidir.explain.registry import LAYER_DEFAULT, METHODS, NoRule
+from hf_bidir.explain.inputs.text import Example, signed
+from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
 from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
@@ -79,21 +79,22 @@ def scored(
 def sum_note(request: Request, value: float, scores: Tensor) -> str:
     """One sentence where scores `[tokens]` for or against y sum to the other sign than y, else ""."""
     total = scores.sum().item()
-    part = (request.layer, request.head) != (None, None)
-    if part or not request.entry.explains_output or total * value >= 0:
+    if request.is_part or not request.entry.explains_output or total * value >= 0:
         return ""
     return f"The scores sum to {signed(total)}, which has the other sign than y; compare another method."
 
 
-def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:
+def sink_note(request: Request, example: Example, scores: Tensor) -> str:
     """One sentence where a sink of the attention holds almost all of the scores `[..., tokens]`, else ""."""
+    tokens = example.tokens
     totals = scores.reshape(-1, len(tokens)).sum(0)
     largest = int(totals.argmax())
     share = (totals[largest] / totals.sum()).item()
-    is_sink = len(tokens) > 1 and share >= SINK and (largest == 0 or special[largest])  # False where all scores are 0
-    if METHODS[method].explains_output or not is_sink:
+    stands_out = len(tokens) > 1 and share >= SINK  # False where all scores are 0
+    is_sink = stands_out and (largest == 0 or example.special[largest])
+    if request.entry.explains_output or not is_sink:
         return ""
     return (
-        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {method}; they do not rank '
-        "the other tokens."
+        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {request.method}; they do '
+        "not rank the other tokens."
     )

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
-from hf_bidir.explain.inputs.image import leading_tokens, patch_size
+from hf_bidir.explain.inputs.image import leading_tokens, patch_grid, patch_size
 from hf_bidir.explain.readout import Readout, readout_of
 from hf_bidir.explain.request import Request
 
@@ -98,7 +98,7 @@ def without(
     moved = readout.of(examples)
     if reads_images(cache.model):
         patches = remains[:, leading_tokens(cache.model, cache.main_input, cache.length) :]
-        painted = _painted(inputs["pixel_values"], patches, patch_size(cache.model))
+        painted = _painted(cache.model, inputs["pixel_values"], patches)
         return inputs | {"pixel_values": painted}, moved
     if moved.positions is not None:
         before = torch.arange(remains.shape[1], device=remains.device) < moved.positions.unsqueeze(1)
@@ -153,10 +153,10 @@ def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
     return positions == read.unsqueeze(1)
 
 
-def _painted(pixels: Tensor, remains: Tensor, size: tuple[int, int]) -> Tensor:
+def _painted(model: PreTrainedModel, pixels: Tensor, remains: Tensor) -> Tensor:
     """Images `[rows, channels, height, width]` with the patches that do not remain, `[rows, patches]`, set to 0."""
-    height, width = size
-    grid = remains.view(len(remains), 1, pixels.shape[2] // height, pixels.shape[3] // width)
+    height, width = patch_size(model)
+    grid = remains.view(len(remains), 1, *patch_grid(model, pixels))
     stays = grid.repeat_interleave(height, 2).repeat_interleave(width, 3)
     images = pixels.clone()
     images[..., : stays.shape[2], : stays.shape[3]] *= stays
