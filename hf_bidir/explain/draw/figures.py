@@ -119,11 +119,9 @@ def image_heatmap(
     down = ceil(count / across)
     side = 1.6 if across > 3 else 2.8  # inches
     figure = Figure(figsize=(side * across + 1.2, side * down + 1.1), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False).flatten().tolist()
-    for panel in panels[count:]:
-        panel.set_axis_off()
+    panels = [figure.add_subplot(down, across, place + 1) for place in range(count)]
     scale = scale or Scale.of(grids)
-    for panel, image, grid, title in zip(panels[:count], pictures, grids, titles or [""] * count, strict=True):
+    for panel, image, grid, title in zip(panels, pictures, grids, titles or [""] * count, strict=True):
         overlay(panel, image, grid, scale)
         panel.set_title(title, fontsize=9, parse_math=False)
     scale.draw(figure, unit, ax=panels, shrink=0.9)

@@ -9,7 +9,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader
 from matplotlib.colors import to_hex
@@ -19,7 +18,6 @@ from torch import Tensor
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.figures import (
     Scale,
-    as_array,
     draw_words,
     finish,
     image_heatmap,
@@ -117,21 +115,21 @@ def _section(
     listing, figure = replace(result.listing, scores=scores), None
     scale = scale or Scale.of(listing.shown)
     if (grid := result.example.grid) is not None:
-        values = as_array(scores[listing.words])
+        values = scores[listing.words]
         images = result.example.inputs["pixel_values"].expand(2, -1, -1, -1)
-        grids = np.stack([np.zeros_like(values), values]).reshape(2, *grid)
+        grids = torch.stack([torch.zeros_like(values), values]).view(2, *grid)
         figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
     return Section(heading, unit, scale, caption, [Line("", listing)], figure)
 
 
 def _heads(contributions: Tensor) -> Section:
     """The contributions of each layer and head, the top layer on top."""
-    grid = as_array(contributions)[::-1]
-    layers = [f"layer {index}" for index in reversed(range(len(grid)))]
-    heads = [f"head {index}" for index in range(grid.shape[1])]
-    scale, unit = Scale.of(grid), METHODS["contributions"].unit
+    count, width = contributions.shape
+    layers = [f"layer {index}" for index in reversed(range(count))]
+    heads = [f"head {index}" for index in range(width)]
+    scale, unit = Scale.of(contributions), METHODS["contributions"].unit
     caption = "Summed over all tokens. A cell without a number is close to 0."
-    figure = score_grid(grid, layers, heads, unit=unit, scale=scale)
+    figure = score_grid(contributions.flip(0), layers, heads, unit=unit, scale=scale)
     return Section("Contribution of each layer and head", unit, scale, caption, figure=figure)
 
 
