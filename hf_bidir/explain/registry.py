@@ -33,7 +33,7 @@ class Method:
     unit: str
     cost: str  # passes through a model for n tokens, beside the forward pass that computes y
     function: str  # file and name, such as "erasure.erasure"
-    layers: Literal["all", "last", "up to the last", None] = None  # used by default; None: takes no layer or head
+    layers: Literal["all layers", "last layer", "through all layers", None] = None  # None: takes no layer or head
     explains_output: bool = True  # + supports y and − opposes it; False: scores of at least 0, which only rank
     additive: bool = True  # a word's score is the sum of its pieces
     between_tokens: bool = False  # needs attention from every token to every token
@@ -67,11 +67,9 @@ class Method:
         what = what[0].upper() + what[1:]
         if self.layers is None:
             return what
-        where = {
-            "all": "all layers" if layer is None else f"layer {layer}",
-            "last": "last layer" if layer is None else f"layer {layer}",
-            "up to the last": "through all layers" if layer is None else f"through layers 0 to {layer}",
-        }[self.layers]
+        where = self.layers
+        if layer is not None:
+            where = f"through layers 0 to {layer}" if where == "through all layers" else f"layer {layer}"
         heads = "all heads" if head is None else f"head {head}"
         return f"{what}; {where}{f', {heads}' if self.by_head else ''}"
 
@@ -83,11 +81,11 @@ METHODS: dict[str, Method] = {
     ),
     "contributions": Method(
         "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", "contributions.contributions",
-        layers="all",
+        layers="all layers",
     ),
     "chefer": Method(
         "gradient-weighted attention (Chefer et al. 2021): relevance for y minus that for −y", "relevance",
-        "1 backward", "contributions.chefer", layers="up to the last", between_tokens=True,
+        "1 backward", "contributions.chefer", layers="through all layers", between_tokens=True,
     ),
     "erasure": Method(
         "fall of y when no query attends to the word or patch, other coefficients renormalised", "Δy", "n forward",
@@ -103,22 +101,22 @@ METHODS: dict[str, Method] = {
     ),
     "attention": Method(
         "magnitude |a| of the coefficients of the query read by the output", "|a|", NO_PASS,
-        "attention.attention", layers="last", explains_output=False,
+        "attention.attention", layers="last layer", explains_output=False,
     ),
     "rollout": Method(
-        "rollout of |a|", "rollout", NO_PASS, "attention.rollout", layers="up to the last",
+        "rollout of |a|", "rollout", NO_PASS, "attention.rollout", layers="through all layers",
         explains_output=False, between_tokens=True,
     ),
     "flow": Method(
-        "maximum flow through |a|", "flow", NO_PASS, "flow.flow", layers="up to the last",
+        "maximum flow through |a|", "flow", NO_PASS, "flow.flow", layers="through all layers",
         explains_output=False, additive=False, between_tokens=True, one_query=True,
     ),
     "values": Method(
         "norm ‖a v W_o‖ of the weighted values of the query read by the output", "‖a v W_o‖", NO_PASS,
-        "contributions.values", layers="last", explains_output=False, between_tokens=True,
+        "contributions.values", layers="last layer", explains_output=False, between_tokens=True,
     ),
     "alti": Method(
         "ALTI: rollout of each token's share in attention, skip connection and norm", "share", NO_PASS,
-        "alti.alti", layers="up to the last", explains_output=False, between_tokens=True, by_head=False,
+        "alti.alti", layers="through all layers", explains_output=False, between_tokens=True, by_head=False,
     ),
 }  # fmt: skip

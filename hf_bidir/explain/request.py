@@ -200,15 +200,12 @@ def _token_of(tokenizer: Any, word: Target, spaced: bool) -> Any:
     if not word.strip():
         raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
     after_space = f" {word.lstrip()}"
-    pieces: list[int] = []
-    for text in (after_space, word) if spaced else (word, after_space):
-        pieces = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(pieces) == 1 and pieces[0] != tokenizer.unk_token_id:
+    texts = [after_space, word] if spaced else [word, after_space]
+    first, second = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    for pieces in (first, second, [tokenizer.convert_tokens_to_ids(word)]):
+        if len(pieces) == 1 and pieces[0] not in (None, tokenizer.unk_token_id):
             return pieces[0]
-    token = tokenizer.convert_tokens_to_ids(word)
-    if token not in (None, tokenizer.unk_token_id):
-        return token
-    parts = " + ".join(map(repr, spelled(tokenizer, pieces)))
+    parts = " + ".join(map(repr, spelled(tokenizer, second)))
     raise ValueError(
         f"target {word!r} is not one token of the vocabulary, but {parts}; choose one of them, or explain all of them "
         "with --continuation."
