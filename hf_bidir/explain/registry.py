@@ -16,7 +16,7 @@ NO_PASS = "none"
 LAYER_DEFAULT = "contributions"
 DEFAULTS = {  # by kind of model: the best method, and a cheap one for long texts and for whole data sets
     "text": ("erasure", "attnlrp"),
-    "image": ("integrated-gradients", "contributions"),
+    "image": ("attnlrp", "attnlrp"),
 }
 NOT_Y = "the scores need not sum to y"
 

@@ -238,14 +238,12 @@ def default_method(model: PreTrainedModel, passes: int = 1, budget: int = AFFORD
     """The best method that a budget of forward passes affords, or the cheap one for this kind of model.
 
     For texts they were chosen by research/explanations/words.py, for causal language models by causal.py there, for
-    images by run.py. Contributions for models with a single query, and where the method does not apply.
+    images by patches.py. Contributions for models with a single query, and where the method does not apply.
 
     Args:
-        passes: that erasure of each word takes; methods for images take as many for every image.
+        passes: that erasure of each word takes.
         budget: as in `Request`.
     """
-    kind = "image" if reads_images(model) else "text"
-    best, cheap = DEFAULTS[kind]
-    affordable = budget > 0 if kind == "image" else passes <= budget
-    name = best if affordable else cheap
+    best, cheap = DEFAULTS["image" if reads_images(model) else "text"]
+    name = best if passes <= budget else cheap
     return name if attends_between_tokens(model) and name in methods_of(model) else LAYER_DEFAULT

@@ -15,6 +15,7 @@ share of negative coefficients, the accuracy without them, and the number of hea
 """
 
 import argparse
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,7 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
     settings = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
     softmax = {"model_name_or_path": folder_of(options.runs, task, "softmax", seed)}
     if data.text is None:
-        if name == "converted":
-            train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | softmax | settings, folder)
-        else:
-            train("images", recipe(f"fashion-mnist-small-{name}") | data.options | settings, folder)
-        return folder
+        return trained_vit(name, folder, softmax | settings, data.options)
     settings |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
     if name == "converted":
         train("distill", recipe("sst2-minilm-healed") | softmax | settings, folder)
@@ -83,6 +80,16 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
     if name == "tanhmax":
         start |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
     train("bert", recipe("sst2-minilm-softmax") | data.options | start | settings, folder)
+    return folder
+
+
+def trained_vit(name: str, folder: Path, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Path:
+    """The folder of a small ViT; a converted one starts from that of the settings, others have options of their own."""
+    if name == "converted":
+        train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | settings, folder)
+    else:
+        unconverted = {option: value for option, value in settings.items() if option != "model_name_or_path"}
+        train("images", recipe(f"fashion-mnist-small-{name}") | own | unconverted, folder)
     return folder
 
 

@@ -20,7 +20,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from hf_bidir.common.files import sha256
 from hf_bidir.explain import explain
 from hf_bidir.finetune.data.sources import read_table
 from research.explanations.tasks import MODELS, TASKS, add_options, load, models
-from research.runs import command_line, run_grid
+from research.runs import command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "words.csv"
 KEY = ("model", "seed", "method", "sentences", "half")
@@ -74,7 +74,7 @@ def main() -> None:
             drawn = texts[name][HALVES.index(half) :: 2]
             removals = [removed(*loaded, text) for text in tqdm(drawn, desc=f"{model} {seed}, {name}")]
             for method in METHODS:
-                measures = summary([of_text[method] for of_text in removals])
+                measures = summary([of_text[method] for of_text in removals], MEANS)
                 rows.append({"method": method, "sentences": name, "half": half} | measures)
         return rows, [file]
 
@@ -104,28 +104,37 @@ def removed(model: Any, tokenizer: Any, text: str) -> dict[str, Removal]:
     }
 
 
-def summary(removals: list[Removal]) -> dict[str, float]:
-    """Means over sentences, standard errors, and the median time."""
-    table = pd.DataFrame(removals)
-    means = {name: float(table[name].mean()) for name in MEANS}
-    errors = {f"{name}_error": float(table[name].sem()) for name in MEANS}
-    return means | errors | {"seconds": statistics.median(table["seconds"])}
+def summary(found: Iterable[Any], means: Mapping[str, Any]) -> dict[str, float]:
+    """Means over examples, their standard errors, and the median time."""
+    table = pd.DataFrame(found)
+    averages = {name: float(table[name].mean()) for name in means}
+    errors = {f"{name}_error": float(table[name].sem()) for name in means}
+    return averages | errors | {"seconds": statistics.median(table["seconds"])}
 
 
 def table(runs: pd.DataFrame, half: str = "report", methods: Sequence[str] = METHODS) -> str:
-    """A row for each model, set and method: means over seeds, with an interval over sentences and seeds."""
+    """A row for each model, set and method."""
+    return by_settings(where(runs, half=half), grid(model=MODELS, sentences=SETS, method=methods), MEANS)
+
+
+def by_settings(runs: pd.DataFrame, settings: list[dict[str, Any]], means: Mapping[str, tuple[str, float, int]]) -> str:
+    """A row for each of the settings that has runs: means over seeds, with an interval over examples and seeds.
+
+    Args:
+        means: by measure its title, factor and digits.
+    """
     rows = []
-    for model, name, method in product(MODELS, SETS, methods):
-        seeds = where(runs, model=model, sentences=name, method=method, half=half)
+    for setting in settings:
+        seeds = where(runs, **setting)
         if not seeds.empty:
-            cells = [cell(seeds, measure) for measure in MEANS]
-            rows.append([MODELS[model], name, method, *cells, f"{seeds['seconds'].median():.2f}"])
-    return markdown(["model", "sentences", "method", *(title for title, *_ in MEANS.values()), "seconds"], rows)
+            names = [MODELS.get(value, value) for value in setting.values()]
+            cells = [cell(seeds, measure, *form) for measure, (_, *form) in means.items()]
+            rows.append([*names, *cells, f"{seeds['seconds'].median():.2f}"])
+    return markdown([*settings[0], *(title for title, *_ in means.values()), "seconds"], rows)
 
 
-def cell(seeds: pd.DataFrame, measure: str) -> str:
-    """The mean with its 95 % interval: the error over sentences, which all seeds share, and that over seeds."""
-    _, scale, digits = MEANS[measure]
+def cell(seeds: pd.DataFrame, measure: str, scale: float, digits: int) -> str:
+    """The mean with its 95 % interval: the error over examples, which all seeds share, and that over seeds."""
     of_seeds = seeds[measure].var() / len(seeds) if len(seeds) > 1 else 0
     error = 1.96 * np.sqrt((seeds[f"{measure}_error"] ** 2).mean() + of_seeds)
     return f"{scale * seeds[measure].mean():.{digits}f} ± {scale * error:.{digits}f}"

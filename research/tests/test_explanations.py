@@ -9,7 +9,7 @@ import hf_bidir
 from benchmarks.runs import read_runs
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.registry import DEFAULTS
-from research.explanations import causal, report, run, words
+from research.explanations import causal, patches, report, run, words
 from tests.explain.conftest import bert, tokenizer
 from tests.tiny_models import stock_model
 
@@ -62,9 +62,13 @@ def test_a_method_ties_with_the_first_inside_its_interval(method, ties):
     assert report.ties_with_first(pd.concat(rows), "texts", method) == ties
 
 
-@pytest.mark.parametrize(("of", "default"), [("texts", DEFAULTS["text"][0]), ("images", DEFAULTS["image"][0])])
-def test_the_default_method_ties_with_the_best_one(of, default):
-    assert report.ties_with_first(read_runs(run.FILE), of, default)
+def test_the_default_method_of_texts_ties_with_the_best_one():
+    assert report.ties_with_first(read_runs(run.FILE), "texts", DEFAULTS["text"][0])
+
+
+def test_the_default_method_of_images_leads_on_the_half_that_chooses():
+    runs = read_runs(patches.FILE)
+    assert DEFAULTS["image"][0] == runs[runs["half"] == "choice"].groupby("method")["lead"].mean().idxmax()
 
 
 def test_the_words_of_a_method_are_judged_by_their_removal_from_the_text():
@@ -113,3 +117,25 @@ def test_a_row_per_method_and_seed_has_the_fall_without_the_best_quarter(prompt)
     assert rows["erasure", 0]["deleted"] == pytest.approx(prompt.falls(removed)["deleted"].item(), abs=1e-3)
     assert rows["integrated-gradients", 0]["first"] == 0  # the first token is in its baseline
     assert ("random", 9) in rows
+
+
+def test_y_falls_by_its_difference_once_the_strongest_patches_are_those_of_other_images():
+    model = hf_bidir.signed(stock_model("vit"), negative_mass=0.0).requires_grad_(False)
+    image, other = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    target, foil = model(pixel_values=image[None]).logits[0].topk(2).indices.tolist()
+    choice = {"target": target, "instead_of": foil}
+    scores = token_scores(model, {"pixel_values": image[None]}, "erasure", **choice)[0, 1:]  # of 4 x 4 patches
+    mixed = image.clone()
+    for patch in scores.topk(2).indices.tolist():  # a tenth of 16, rounded
+        row, column = 2 * (patch // 4), 2 * (patch % 4)
+        mixed[:, row : row + 2, column : column + 2] = other[:, row : row + 2, column : column + 2]
+    rows = model(pixel_values=torch.stack([image, mixed])).logits
+    y = rows[:, target] - rows[:, foil]
+    found = patches.effects(model, torch.stack([image, *[other] * patches.OTHERS]), "erasure")
+    assert found["falls_other"] == pytest.approx((y[0] - y[1]).item(), abs=1e-4)
+    assert found["opposite"] == (scores.sum() < 0)
+
+
+def test_a_blurred_pixel_is_the_mean_of_those_around_it_inside_the_image():
+    image = torch.randn(1, 3, 28, 28)
+    assert torch.allclose(patches.blurred(image)[0, :, 0, 20], image[0, :, :7, 14:27].mean((1, 2)), atol=1e-5)

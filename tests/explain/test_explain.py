@@ -168,7 +168,7 @@ def test_a_masked_language_model_is_explained_at_the_mask():
 
 def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
     defaults = [default_method(made) for made in (bert(), vit(), pooling())]
-    assert defaults == ["erasure", "integrated-gradients", "contributions"]
+    assert defaults == ["erasure", "attnlrp", "contributions"]
     for choice in ("layer", "head"):
         assert explained(TEXTS[0], **{choice: 1}).method == "contributions"
     assert [found.method for found in explained(TEXTS)] == ["attnlrp"] * len(TEXTS)
