@@ -1,8 +1,8 @@
 """How long does an explanation take, and how much memory does it need?
 
-Models of the shapes of BERT-base, ViT-base and SmolLM2-135M with random weights read a sentence of 20 words, an image
-of 224 pixels and a prompt of 20 tokens: as `explain` explains one input, with a verdict, and by contributions without
-one, on one core, on the threads that torch uses by default, or on a GPU. Each is a row of
+A published MiniLM, and models of the shapes of BERT-base, ViT-base and SmolLM2-135M with random weights, read a
+sentence of 20 words, an image of 224 pixels and a prompt of 20 tokens: one input by default, with verdict, page and
+picture, and one of many inputs, on one core, on the threads that torch uses by default, or on a GPU. Each is a row of
 results/explanation_times.csv, and one that has a row is not measured again; `make tables` makes the table of
 docs/explanations.md.
 
@@ -13,6 +13,7 @@ docs/explanations.md.
 
 from argparse import Namespace
 from functools import partial
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -34,7 +35,7 @@ from transformers import (
 from benchmarks.measure import RESULTS, ROOT, command_line, elapsed, peak_memory, run_grid
 from benchmarks.runs import markdown, where
 from benchmarks.tools import SENTENCE, bert
-from hf_bidir.explain import explain
+from hf_bidir.explain import Explanation, explain, load_checkpoint
 from hf_bidir.finetune.record import cpu_model
 
 SMOLLM2 = {
@@ -61,8 +62,21 @@ def llama(layers: int = 30) -> tuple[PreTrainedModel, Any]:
     return LlamaForCausalLM(config), AutoTokenizer.from_pretrained(ROOT / "model_cards/imdb-lm-softmax")
 
 
-CHOICES: dict[str, dict[str, Any]] = {"default": {}, "contributions": {"method": "contributions", "verdict": False}}
-MODELS = {"BERT-base": bert, "ViT-base": vit, "Llama, 135 M": llama}
+def minilm(layers: int = 6) -> tuple[PreTrainedModel, Any]:
+    """A TanhMax classifier with its weights, and its tokenizer."""
+    return load_checkpoint(ROOT / "model_cards/sst2-minilm-tanhmax")
+
+
+def shown(model: PreTrainedModel, processor: Any, example: Any) -> Explanation:
+    """The default explanation, with its page and picture."""
+    found = explain(model, processor, example)
+    found.page()
+    found.plot().savefig(BytesIO(), format="png")
+    return found
+
+
+CHOICES = {"default": shown, "of many": partial(explain, verdict=False, budget=0)}
+MODELS = {"MiniLM": minilm, "BERT-base": bert, "ViT-base": vit, "Llama, 135 M": llama}
 
 
 def main() -> None:
@@ -85,7 +99,7 @@ def measured(
     torch.set_num_threads(1 if place == "one core" else threads)
     network, processor = MODELS[model](*filter(None, [options.layers]))
     example = SENTENCE if network.main_input_name == "input_ids" else Image.linear_gradient("L").convert("RGB")
-    task = partial(explain, network.eval().to(options.device), processor, example, **CHOICES[choice])
+    task = partial(CHOICES[choice], network.eval().to(options.device), processor, example)
     row = {
         "method": task().method,  # the first run imports and compiles
         "seconds": median(elapsed(task) for _ in range(options.repeats)),
