@@ -1,7 +1,7 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from hf_bidir.explain.result import Explanation, Explanations
 from hf_bidir.explain.verdict import baseline_note, verdict_of
 
 ONE = str | Path | Image.Image
-RANKINGS = ("rollout", "flow")  # among the details
+RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, and the most tokens that they take seconds for
 
 
 def explain(
@@ -209,9 +209,11 @@ def _details(cache: ForwardCache, example: Example, request: Request) -> dict[st
     from hf_bidir.explain.methods.contributions import head_contributions
 
     rankings = {}
-    for name in RANKINGS:
-        if name != request.method and name in methods_of(cache.model):
-            ranking = replace(request, method=name, layer=None, head=None)
+    for name, longest in RANKINGS.items():
+        if name == request.method or name not in methods_of(cache.model) or len(example.token_of_piece) > longest:
+            continue
+        ranking = replace(request, method=name, layer=None, head=None)
+        with suppress(ValueError):  # layers that do not attend over the same tokens
             (row,) = ranking.entry.scores(cache, ranking)
             rankings[name] = example.by_token(row.cpu(), ranking.entry.additive)
     return {

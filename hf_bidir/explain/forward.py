@@ -63,6 +63,7 @@ class ForwardCache:
     def values(self) -> list[tuple[nn.Module, Tensor]]:
         return self.forward_pass.values
 
+    @cached_property
     def outputs_alone(self) -> ModelOutput:
         """The outputs; where no pass has run, of one that keeps no coefficients, which are large for a long text."""
         if "forward_pass" in vars(self):

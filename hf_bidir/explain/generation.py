@@ -151,7 +151,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
 @torch.no_grad()
 def _shares(cache: ForwardCache, ids: Tensor, positions: Tensor) -> list[float]:
     """The probabilities of these tokens at the positions that predict them."""
-    probabilities = cache.outputs_alone().logits[0, positions].float().softmax(-1).cpu()
+    probabilities = cache.outputs_alone.logits[0, positions].float().softmax(-1).cpu()
     return probabilities.gather(-1, ids.unsqueeze(-1)).squeeze(-1).tolist()
 
 
@@ -165,11 +165,12 @@ def _totals(tokenizer: Any, prompt: Text, example: Example, scores: Tensor, meth
     pieces = example.token_of_piece
     parted = read_text(tokenizer, segmented(prompt, "sentences"), len(pieces))
     indices = parted.words
-    if len(indices) > 1:
+    starts = [int(pieces[parted.token_of_piece == index][0]) for index in indices]
+    if len(set(starts)) == len(starts) > 1:  # of a tokenizer that does not split words, sentences share a token
         names = [parted.tokens[index] for index in indices]
         by_sentence = parted.by_token(scores, method.additive).sum(0)[indices]
         totals["sentences"] = replace(listing, tokens=names, scores=by_sentence, special=[False] * len(names))
-        totals["starts"] = [int(pieces[parted.token_of_piece == index][0]) for index in indices]
+        totals["starts"] = starts
     return totals
 
 

@@ -43,7 +43,7 @@ class Listing:
     @property
     def shown(self) -> Tensor:
         """The scores `[tokens]` with 0 for special tokens, which would dominate the colour scale."""
-        return self.scores.masked_fill(torch.tensor(self.special), 0)
+        return self.scores.masked_fill(torch.tensor(self.special, dtype=torch.bool), 0)
 
     @property
     def numbered(self) -> list[int]:

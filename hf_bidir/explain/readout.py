@@ -164,7 +164,7 @@ def predictions(
     cache: ForwardCache, request: Request, processor: Any, outputs: ModelOutput | None = None
 ) -> list[Prediction]:
     """The prediction for each row of a batch, or of other outputs of the same model."""
-    model, outputs = cache.model, cache.outputs_alone() if outputs is None else outputs
+    model, outputs = cache.model, cache.outputs_alone if outputs is None else outputs
     readout = readout_of(cache, request, outputs)
     rows, values = readout.rows(outputs), readout(outputs).tolist()
     if readout.targets is not None:

@@ -85,7 +85,7 @@ def verdict_of(
         request: with the method of the scores, and the position if the model has an output for each.
         found: the prediction that they explain.
     """
-    readout = readout_of(cache, request, cache.outputs_alone())
+    readout = readout_of(cache, request, cache.outputs_alone)
     names, removed, after = told_apart(example.tokens), _strongest(example, scores, readout), None
     if removed:
         pieces = torch.isin(example.token_of_piece, torch.tensor(removed))
@@ -114,7 +114,8 @@ def _without(cache: ForwardCache, request: Request, readout: Readout, removed: T
         request = replace(request, position=moved.positions)
     with in_evaluation(cache.model):
         outputs = cache.model(**inputs, return_dict=True)
-    return predictions(cache, request, processor, outputs)[0]
+    (after,) = predictions(cache, request, processor, outputs)
+    return replace(after, value=moved(outputs).item())  # without a head, along the direction of the whole text
 
 
 def _compared(cache: ForwardCache, request: Request, example: Example, scores: Tensor) -> dict[str, Any]:
@@ -125,7 +126,10 @@ def _compared(cache: ForwardCache, request: Request, example: Example, scores: T
     second = replace(request, method="erasure" if erases else "contributions")
     if second.method == request.method:
         return {}
-    (row,) = second.entry.scores(cache, second)
+    try:
+        (row,) = second.entry.scores(cache, second)
+    except ValueError:  # layers that do not attend over the same tokens
+        return {}
     has_signs = request.entry.explains_output
     first, other = scores[example.words], example.by_token(row.cpu())[example.words]
     ranked = first, other if has_signs else other.abs()
@@ -158,4 +162,5 @@ def baseline_note(cache: ForwardCache, request: Request, found: Prediction, proc
     what = "an image of the mean colour" if function.is_image else "padding"
     predicted = f" itself predicted {start.prediction}," if start.prediction else ""
     change = f"the scores explain only the change from there to {signed(found.value)}"
-    return f"The baseline, {what},{predicted} has y {signed(start.value)}; {change}."
+    value = function.readout(outputs).item()
+    return f"The baseline, {what},{predicted} has y {signed(value)}; {change}."

@@ -6,7 +6,7 @@ import torch
 from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import ForwardCache, Request, deletion, erasure
-from tests.explain.conftest import asked, bert, images, sentences, vit
+from tests.explain.conftest import asked, bert, images, pooling, sentences, vit
 
 
 @torch.no_grad()
@@ -111,3 +111,9 @@ def test_the_pieces_of_a_word_are_deleted_together():
         expected = logit(model, inputs)[row] - logit(model, {"input_ids": rest})[0]
         torch.testing.assert_close(effects[row, first], expected, atol=1e-5, rtol=1e-4)
         assert not effects[row, first + 1]
+
+
+def test_a_word_that_is_the_whole_text_is_not_deleted():
+    model, inputs = pooling(), {"input_ids": torch.tensor([[5, 6, 7]])}
+    cache = ForwardCache(model, inputs, torch.zeros(1, 3).long())
+    assert deletion(cache, Request()).tolist() == [[0.0, 0.0, 0.0]]

@@ -5,6 +5,7 @@ import torch
 from scipy.stats import spearmanr
 from transformers import ViTImageProcessor
 
+from hf_bidir import BidirBertModel
 from hf_bidir.explain import explain, explain_each
 from hf_bidir.explain.inputs.text import signed
 from hf_bidir.explain.readout import Prediction
@@ -127,3 +128,22 @@ def test_the_prediction_for_the_baseline_is_a_note(images):
         logits = model(**found.example.inputs | {name: torch.zeros_like(found.example.inputs[name])}).logits[0]
     predicted, y = model.config.id2label[int(logits.argmax())], signed(logits[found.target].item())
     assert f"itself predicted {predicted}, has y {y};" in found.notes[-1]
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "integrated-gradients"])
+def test_a_model_in_half_precision_has_a_verdict(method):
+    found = explain(bert(**NAMES).bfloat16(), tokenizer(), TEXT, method)
+    assert found.verdict.method == "erasure"
+    assert found.scores.dtype == torch.float32
+
+
+def test_without_a_head_y_stays_the_projection_on_the_state_of_the_whole_text():
+    model = bert(head=BidirBertModel)
+    found = explain(model, tokenizer(), TEXT, "deletion")
+    ids = found.example.inputs["input_ids"]
+    names = [name.split(" ")[0] for name in found.verdict.removed]
+    removed = sorted(range(1, ids.shape[1] - 1), key=lambda place: -found.scores[place])[: len(names)]
+    stays = [place for place in range(ids.shape[1]) if place not in removed]
+    with torch.no_grad():
+        whole, rest = (model(input_ids=row).last_hidden_state[0, 0] for row in (ids, ids[:, stays]))
+    assert found.verdict.after.value == pytest.approx((rest @ whole / whole.norm()).item(), abs=1e-5)

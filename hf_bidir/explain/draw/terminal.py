@@ -16,8 +16,11 @@ def print_words(result: Any) -> None:
 
     Nothing for an image, and for the source of an encoder-decoder, which has a row per generated token.
     """
-    console, section = Console(), next(sections_of(result))
-    if console.color_system is None or console.no_color or section.figure is not None or result.listing is None:
+    console = Console()
+    if console.color_system is None or console.no_color or result.listing is None:
+        return
+    section = next(sections_of(result))
+    if section.figure is not None:
         return
     for line in section.lines:
         text, listing = Text(line.label), line.listing

@@ -15,7 +15,7 @@ from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 CHEAP_NOTE = (
-    "The default of short texts, {best}, would need {passes} forward passes; {method} needs {cost} and is less "
+    "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass and is less "
     'faithful. Choose method="{best}" (--method {best}) to wait for it.'
 )
 

@@ -75,7 +75,8 @@ def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) 
         effects = whole.new_zeros(cache.keep.shape)
         fixed = cache.keep & _indispensable(cache, readout)
         for examples, tokens, remains in _erasures(cache, chunk_size):
-            allowed = ~(fixed[examples] & ~remains).any(1)
+            left = remains & cache.keep[examples]
+            allowed = left.any(1) & ~(fixed[examples] & ~remains).any(1)
             lengths = remains.sum(1)
             for length in lengths[allowed].unique():  # texts of equal length form a batch without padding
                 rows = allowed & (lengths == length)
@@ -104,7 +105,10 @@ def without(
         before = torch.arange(remains.shape[1], device=remains.device) < moved.positions.unsqueeze(1)
         moved = replace(moved, positions=(remains & before).sum(1))
     places = remains.nonzero()[:, 1].view(len(remains), -1)
-    return {name: value.gather(1, places) for name, value in inputs.items()}, moved
+    shortened = {name: value.gather(1, places) for name, value in inputs.items()}
+    if "position_ids" in inputs:
+        shortened["position_ids"] = inputs["position_ids"][:, : places.shape[1]]
+    return shortened, moved
 
 
 def _erasures(cache: ForwardCache, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

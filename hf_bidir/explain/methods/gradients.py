@@ -15,6 +15,7 @@ from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.explain.forward import ForwardCache, reads_images
 from hf_bidir.explain.readout import Readout, readout_of
 from hf_bidir.explain.request import Request
+from hf_bidir.modeling.activations import upcast
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 CHUNK = 16  # points in a forward pass
@@ -88,8 +89,8 @@ class InputFunction:
         return self.readout.of(rows)(self.run(start, rows))
 
     def by_token(self, scores: Tensor) -> Tensor:
-        """Sum scores of the shape of `start` to `[batch, length]`."""
-        scores = scores.detach()
+        """Sum scores of the shape of `start` to `[batch, length]`, in at least fp32."""
+        scores = upcast(scores.detach())
         if not self.is_image:
             return scores.sum(-1)
         from hf_bidir.explain.inputs.image import leading_tokens, patch_size
