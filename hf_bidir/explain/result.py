@@ -27,6 +27,10 @@ class Result:
     is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
     verdict: "Verdict | None" = None
 
+    def summary(self, top: int = LISTED) -> str:
+        """The scores of largest magnitude, as text."""
+        raise NotImplementedError
+
     def plot(self) -> "Figure":
         """The image, or the words, with the scores as colours."""
         from hf_bidir.explain.draw.page import figure_of
