@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SENTENCE = "this is not a bad film at all and I did not want it to end soon after the start"
 FORWARD, OWN = "forward", "hf_bidir"
-SPEED = "forward passes"  # the column of times
+SPEED, UNKNOWN = "forward passes", "not measured"  # the column of times, and a tool without one
 Model = tuple[PreTrainedModel, Any]
 Task = Callable[[], object]
 
@@ -133,9 +133,10 @@ def main() -> None:
 
 
 def table(runs: "DataFrame") -> str:
-    """A column for each tool; the last row is its time beside that of hf_bidir, or why it has none."""
+    """A column for each tool; once hf_bidir is timed, the last row is the time beside its own, or why there is none."""
     times = dict(zip(runs.tool, runs.pop(SPEED), strict=True))
-    runs["time"] = [relative(passes, times[OWN]) for passes in times.values()]
+    if times[OWN] != UNKNOWN:
+        runs["time"] = [relative(passes, times[OWN]) for passes in times.values()]
     return markdown(["", *times], [[name, *runs[name].fillna("")] for name in runs.columns.drop("tool")])
 
 

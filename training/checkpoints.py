@@ -244,7 +244,7 @@ def command_for(name: str) -> str:
     command = f"python -m training.checkpoints {name}"
     if name != ENCODER and PAIRS[name].data is None:
         return command
-    return f"{command}  # this run read files, by --data-dir DIR; the default are the data sets of the Hub"
+    return f"{command}  # reads the data sets of the Hub; this run read files (--data-dir DIR)"
 
 
 def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -303,8 +303,8 @@ def named(part: dict[str, Any]) -> dict[str, Any]:
     if len(known) == 1:
         return part | known[0]
     if all(known):  # several files are several data sets, of which the card lists none by name
-        title, licences = (", ".join(each[key] for each in known) for key in ("title", "license"))
-        return part | {"title": title, "license": licences, "language": known[0]["language"]}
+        licences = {each["title"]: each["license"] for each in known}
+        return part | {"title": "; ".join(licences), "licenses": licences, "language": known[0]["language"]}
     return part
 
 

@@ -125,7 +125,11 @@ def _as_yaml(options: dict[str, Any]) -> str:
 def _licences(run: dict[str, Any], previous: dict[str, Any]) -> dict[str, str | None]:
     """The licence of the training data of a run and of the run before it, by name; None where the record has none."""
     parts = [record["data"]["train"] for record in (previous, run) if "train" in record.get("data", {})]
-    return {_data_set(part) or part.get("title") or part["source"]: part.get("license") for part in parts}
+    licences = {}
+    for part in parts:
+        name = _data_set(part) or part.get("title") or part["source"]
+        licences |= part.get("licenses") or {name: part.get("license")}
+    return licences
 
 
 def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:

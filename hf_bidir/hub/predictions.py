@@ -81,12 +81,14 @@ class Predictions:
     def confusion(self) -> pd.DataFrame:
         """The number of examples by label (rows) and prediction."""
         counts = pd.crosstab(self.table["label"], self.table["prediction"])
-        names = self.model.config.id2label.values()
+        names = list(dict.fromkeys(self.model.config.id2label.values()))
         return counts.reindex(index=names, columns=names, fill_value=0)
 
     def summary(self) -> str:
         """The confusion matrix and the worst errors, for a terminal."""
         matrix = self.confusion.to_string(max_rows=MOST, max_cols=MOST)
+        if self.worst.empty:
+            return f"\n{matrix}\n\nNo errors."
         short = {"text": lambda text: visible(shortened(text, WIDTH))}
         errors = self.worst.drop(columns="correct").round(2).to_string(index=False, formatters=short)
         return f"\n{matrix}\n\nErrors of largest probability:\n{errors}"
@@ -108,14 +110,18 @@ class Predictions:
         return page
 
     def _explanations(self) -> list[str]:
-        """The explanations of the worst errors as HTML; none, and a line in the log, where they cannot be explained."""
+        """The explanations of the worst errors as HTML; empty, and a line in the log, for what cannot be explained."""
         inputs = [self.examples[int(row)][self.column] for row in self.worst.index]
         processor = getattr(self.collator, "tokenizer", None) or self.collator.processor
-        try:
-            from hf_bidir.explain import explain
+        found, reasons = [], set()
+        for each in inputs:  # one by one, with the method and the verdict of a single input
+            try:
+                from hf_bidir.explain import explain
 
-            # one by one, with the method and the verdict of a single input
-            return [explain(self.model, processor, each)._repr_html_() for each in inputs]
-        except (ModuleNotFoundError, ValueError) as error:
-            logger.warning("The errors are not explained: %s", error)
-            return []
+                found.append(explain(self.model, processor, each)._repr_html_())
+            except (ModuleNotFoundError, ValueError) as error:
+                found.append("")
+                reasons.add(str(error))
+        for reason in sorted(reasons):
+            logger.warning("Errors are not explained: %s", reason)
+        return found

@@ -29,7 +29,7 @@ FAMILIES = {
     "F-Fidelity": ("ffid_plus", "ffid_minus"),
 }
 TEXTS, IMAGES = ("sst2", "agreement", "movies"), ("fashion",)
-REPEATED, FAST = "deletion", ("1 backward", "2 forward, 2 backward")
+REPEATED = "deletion"  # the method whose operation the curves repeat
 SIGNED = [name for name, method in METHODS.items() if method.explains_output]
 UNSIGNED = [name for name, method in METHODS.items() if not method.explains_output]
 
@@ -104,21 +104,13 @@ def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
     return markdown(header, rows)
 
 
-def first(runs: pd.DataFrame, of: str) -> str:
-    """The method that comes first on the half that chooses, among those whose scores are for or against y.
+def ties_with_first(runs: pd.DataFrame, tasks: tuple[str, ...], method: str) -> bool:
+    """Whether the mean place of a signed method on the half that chooses is the best one, or inside its interval.
 
-    Not the one whose operation the curves repeat; for texts, which come in data sets, among those that need at most
-    four passes through the model.
+    The method whose operation the curves repeat is left out.
     """
-    places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED).mean()
-    may_be = [name for name in SIGNED if name != REPEATED and (of == "images" or METHODS[name].cost in FAST)]
-    return places[[name for name in places.index if name in may_be]].idxmin()
-
-
-def ties_with_first(runs: pd.DataFrame, of: str, method: str) -> bool:
-    """Whether the mean place of a method is that of the first one, or inside its interval."""
-    places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED)
-    best = places[first(runs, of)]
+    places = ranks(runs, tasks, "choice", SIGNED).drop(columns=REPEATED, errors="ignore")
+    best = places[places.mean().idxmin()]
     return places[method].mean() <= max(best.mean(), *interval(best))
 
 

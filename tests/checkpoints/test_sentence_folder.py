@@ -103,9 +103,8 @@ def test_the_class_in_the_config_may_be_another_than_the_one_that_embeds(source,
 def test_what_is_published_of_it_is_complete(source, converted):
     folder, vectors = converted["staged"]
     torch.testing.assert_close(vectors, source[1], rtol=0, atol=1e-6)
-    card = build_model_card(folder, "me/vectors")
-    assert 'options = {"revision": revision, "trust_remote_code": True}' in card.text
-    assert "model = SentenceTransformer(source, **options)" in card.text
+    card = build_model_card(folder, "me/vectors", "v1")
+    assert 'model = SentenceTransformer("me/vectors", revision="v1", trust_remote_code=True)' in card.text
     assert card.data.library_name == "sentence-transformers"
 
 

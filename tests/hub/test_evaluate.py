@@ -11,7 +11,8 @@ import pytest
 import torch
 from datasets import Dataset
 from sklearn.metrics import confusion_matrix
-from transformers import AutoImageProcessor, AutoTokenizer, BertForMaskedLM
+from transformers import AutoImageProcessor, AutoTokenizer, BertForMaskedLM, DataCollatorWithPadding
+from transformers.trainer_utils import PredictionOutput
 from typer.testing import CliRunner
 
 from hf_bidir import BidirViTForImageClassification
@@ -23,6 +24,7 @@ from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_digits
 from hf_bidir.finetune.record import source_of
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
+from hf_bidir.hub.predictions import ROW, Predictions
 from tests.tiny_models import stock_model
 from training.checkpoints import CARDS
 from training.text_classification import main as train_on_texts
@@ -152,10 +154,29 @@ def test_images_have_the_names_of_their_files_and_errors_that_cannot_be_explaine
     monkeypatch.setitem(sys.modules, "hf_bidir.explain.api", None)
     told = evaluate(digits, "--data", tmp_path / "test", "--predictions", tmp_path / "out.csv")
     assert told.exit_code == 0, told.output
-    assert "The errors are not explained" in caplog.text
+    assert "Errors are not explained" in caplog.text
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     for path in pd.read_csv(tmp_path / "out.csv")["image"]:
         assert path in page
+
+
+def test_an_error_that_cannot_be_explained_leaves_the_explanations_of_the_others(stars, tmp_path, caplog):
+    model, tokenizer = load_checkpoint(stars[0])
+    examples = Dataset.from_dict({"text": ["a film", "", "b film"], ROW: [0, 1, 2]})
+    wrong = PredictionOutput((np.array([0, 0, 0]), np.array([0.9, 0.8, 0.7])), np.array([1, 1, 1]), {})
+    predictions = Predictions(examples, wrong, model, DataCollatorWithPadding(tokenizer))
+    page = predictions.write(tmp_path / "out.csv").read_text(encoding="utf-8")
+    explained = [part.count('class="hf-bidir"') for part in page.split("<h3>")[1:]]
+    assert (explained, "Errors are not explained" in caplog.text) == ([1, 0, 1], True)
+
+
+def test_classes_of_one_name_are_counted_once_and_without_errors_none_are_listed():
+    model = stock_model("bert", id2label={0: "crane", 1: "dog", 2: "crane"}, label2id={"dog": 1, "crane": 2})
+    examples = Dataset.from_dict({"text": ["a", "b"], ROW: [0, 1]})
+    right = PredictionOutput((np.array([0, 1]), np.array([0.9, 0.8])), np.array([0, 1]), {})
+    predictions = Predictions(examples, right, model, None)
+    assert predictions.confusion.to_numpy().tolist() == [[1, 0], [0, 1]]
+    assert predictions.summary().endswith("No errors.")
 
 
 def test_predictions_of_a_language_model_or_into_another_file_are_one_error(digits):
