@@ -112,6 +112,12 @@ def test_without_a_comparison_the_number_has_its_interval_over_the_examples(fini
     assert "**Perplexity 3.0000**; no interval is on record." in build_model_card(finished).text
 
 
+def test_each_of_several_data_sets_has_its_licence(finished):
+    joined = {"train": {"source": "a.csv, b.csv", "rows": 9, "licenses": {"posts": "MIT", "news": None}}}
+    write(finished, "run.json", RUN | {"data": joined})
+    assert "- posts: MIT\n- news: not on record" in build_model_card(finished).text
+
+
 def test_the_command_trains_again_from_the_record_which_says_what_is_a_place_of_the_machine(finished):
     options = {"train_file": ["path/to/my texts.csv"], "max_steps": 3, "optim_args": {"eps": 1}, "learning_rate": 5e-5}
     unshown = {"overwrite_output_dir": True, "lora_rank": None}
