@@ -29,7 +29,7 @@ class NoRule(ValueError):
 class Method:
     """A method of `token_scores`: description, unit, cost and requirements."""
 
-    what: str  # {baseline} is what texts or images are compared with
+    what: str  # {part} is a word or patch, {baseline} what texts or images are compared with
     unit: str
     cost: str  # passes through a model for n tokens, beside the forward pass that computes y
     function: str  # file and name, such as "erasure.erasure"
@@ -63,7 +63,8 @@ class Method:
 
     def caption(self, layer: int | None = None, head: int | None = None, images: bool = False) -> str:
         """The description, with layers and heads, and the baseline of texts or images."""
-        what = self.what.format(baseline="the mean colour" if images else "padding")
+        part, baseline = ("patch", "the mean colour") if images else ("word", "padding")
+        what = self.what.format(part=part, baseline=baseline)
         what = what[0].upper() + what[1:]
         if self.layers is None:
             return what
@@ -88,11 +89,11 @@ METHODS: dict[str, Method] = {
         "1 backward", "contributions.chefer", layers="through all layers", between_tokens=True,
     ),
     "erasure": Method(
-        "fall of y when no query attends to the word or patch, other coefficients renormalised", "Δy", "n forward",
+        "fall of y when no layer attends to the {part}", "Δy", "n forward",
         "erasure.erasure", shared=True,
     ),
     "deletion": Method(
-        "fall of y when the word or patch is removed from the input", "Δy", "n forward", "erasure.deletion",
+        "fall of y when the {part} is removed from the input", "Δy", "n forward", "erasure.deletion",
     ),
     "integrated-gradients": Method(
         "integrated gradients from {baseline}", "part of y",
