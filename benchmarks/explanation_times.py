@@ -69,10 +69,10 @@ def minilm(layers: int = 6) -> tuple[PreTrainedModel, Any]:
 
 def shown(model: PreTrainedModel, processor: Any, example: Any) -> Explanation:
     """The default explanation, with its page and picture."""
-    found = explain(model, processor, example)
-    found.page()
-    found.plot().savefig(BytesIO(), format="png")
-    return found
+    explanation = explain(model, processor, example)
+    explanation.page()
+    explanation.plot().savefig(BytesIO(), format="png")
+    return explanation
 
 
 CHOICES = {"default": shown, "of many": partial(explain, verdict=False, budget=0)}

@@ -24,7 +24,7 @@ from hf_bidir.explain.result import Explanation, Explanations
 from hf_bidir.explain.verdict import baseline_note, verdict_of
 
 ONE = str | Path | Image.Image
-RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, and the most tokens that they take seconds for
+RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, for at most so many tokens
 
 
 def explain(

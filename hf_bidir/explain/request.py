@@ -18,7 +18,7 @@ from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 if TYPE_CHECKING:
     from hf_bidir.explain.inputs.parts import Segments
 
-AFFORDABLE = 64  # forward passes: 2 s of a MiniLM or 15 s of a BERT-base on one core
+AFFORDABLE = 64  # forward passes that a default method takes at most
 MOST_LISTED = 1000  # characters of the positions in a message
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | Sequence[int] | Tensor | None

@@ -77,22 +77,22 @@ def _change(before: Prediction, after: Prediction) -> str:
 
 
 def verdict_of(
-    cache: ForwardCache, request: Request, example: Example, scores: Tensor, found: Prediction, processor: Any
+    cache: ForwardCache, request: Request, example: Example, scores: Tensor, prediction: Prediction, processor: Any
 ) -> Verdict:
     """The verdict on the scores `[tokens]` of a single example.
 
     Args:
         request: with the method of the scores, and the position if the model has an output for each.
-        found: the prediction that they explain.
+        prediction: the one that they explain.
     """
     readout = readout_of(cache, request, cache.outputs_alone)
     names, removed, after = told_apart(example.tokens), _strongest(example, scores, readout), None
     if removed:
         pieces = torch.isin(example.token_of_piece, torch.tensor(removed))
-        after = _without(cache, replace(request, target=found.target), readout, pieces, processor)
+        after = _without(cache, replace(request, target=prediction.target), readout, pieces, processor)
     alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
     agreement = {} if alone else _compared(cache, request, example, scores)
-    return Verdict(found, [names[index] for index in removed], after, **agreement)
+    return Verdict(prediction, [names[index] for index in removed], after, **agreement)
 
 
 def _strongest(example: Example, scores: Tensor, readout: Readout) -> list[int]:
@@ -146,7 +146,7 @@ def _compared(cache: ForwardCache, request: Request, example: Example, scores: T
 
 
 @torch.no_grad()
-def baseline_note(cache: ForwardCache, request: Request, found: Prediction, processor: Any) -> str:
+def baseline_note(cache: ForwardCache, request: Request, prediction: Prediction, processor: Any) -> str:
     """One sentence on the prediction for the baseline of a method; empty for a method without one.
 
     Of a baseline that has most of y the scores explain little.
@@ -158,9 +158,9 @@ def baseline_note(cache: ForwardCache, request: Request, found: Prediction, proc
     function = InputFunction(cache, request)
     with in_evaluation(cache.model):
         outputs = function.run(function.baseline, function.rows)
-    (start,) = predictions(cache, replace(request, target=found.target), processor, outputs)
+    (start,) = predictions(cache, replace(request, target=prediction.target), processor, outputs)
     what = "an image of the mean colour" if function.is_image else "padding"
     predicted = f" itself predicted {start.prediction}," if start.prediction else ""
-    change = f"the scores explain only the change from there to {signed(found.value)}"
+    change = f"the scores explain only the change from there to {signed(prediction.value)}"
     value = function.readout(outputs).item()
     return f"The baseline, {what},{predicted} has y {signed(value)}; {change}."

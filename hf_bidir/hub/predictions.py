@@ -113,15 +113,15 @@ class Predictions:
         """The explanations of the worst errors as HTML; empty, and a line in the log, for what cannot be explained."""
         inputs = [self.examples[int(row)][self.column] for row in self.worst.index]
         processor = getattr(self.collator, "tokenizer", None) or self.collator.processor
-        found, reasons = [], set()
+        pages, reasons = [], set()
         for each in inputs:  # one by one, with the method and the verdict of a single input
             try:
                 from hf_bidir.explain import explain
 
-                found.append(explain(self.model, processor, each)._repr_html_())
+                pages.append(explain(self.model, processor, each)._repr_html_())
             except (ModuleNotFoundError, ValueError) as error:
-                found.append("")
+                pages.append("")
                 reasons.add(str(error))
         for reason in sorted(reasons):
             logger.warning("Errors are not explained: %s", reason)
-        return found
+        return pages

@@ -83,8 +83,8 @@ def main() -> None:
 
 def sentences(file: Path, count: int, pattern: str | re.Pattern) -> list[str]:
     """As many sentences that hold the pattern, drawn with a fixed seed."""
-    found = [row["text"] for row in read_table(str(file)) if re.search(pattern, row["text"])]
-    return random.Random(0).sample(found, count)
+    matching = [row["text"] for row in read_table(str(file)) if re.search(pattern, row["text"])]
+    return random.Random(0).sample(matching, count)
 
 
 def removed(model: Any, tokenizer: Any, text: str) -> dict[str, Removal]:
@@ -94,9 +94,9 @@ def removed(model: Any, tokenizer: Any, text: str) -> dict[str, Removal]:
     scores, seconds = {}, {}
     for method in METHODS:
         start = time.perf_counter()
-        found = explain(model, tokenizer, text, method, target=predicted, instead_of=1 - predicted, verdict=False)
+        explanation = explain(model, tokenizer, text, method, target=predicted, instead_of=1 - predicted, verdict=False)
         seconds[method] = time.perf_counter() - start
-        scores[method] = found.scores.numpy()[~np.array(found.example.special)]
+        scores[method] = explanation.scores.numpy()[~np.array(explanation.example.special)]
     falls = scores[REMOVED]
     return {
         name: Removal(bool(row.sum() < 0), falls[row.argmax()], -falls[row.argmin()], seconds[name])
@@ -104,9 +104,9 @@ def removed(model: Any, tokenizer: Any, text: str) -> dict[str, Removal]:
     }
 
 
-def summary(found: Iterable[Any], means: Mapping[str, Any]) -> dict[str, float]:
+def summary(measures: Iterable[Any], means: Mapping[str, Any]) -> dict[str, float]:
     """Means over examples, their standard errors, and the median time."""
-    table = pd.DataFrame(found)
+    table = pd.DataFrame(measures)
     averages = {name: float(table[name].mean()) for name in means}
     errors = {f"{name}_error": float(table[name].sem()) for name in means}
     return averages | errors | {"seconds": statistics.median(table["seconds"])}
