@@ -120,8 +120,6 @@ def _without(cache: ForwardCache, request: Request, readout: Readout, removed: T
 
 def _compared(cache: ForwardCache, request: Request, example: Example, scores: Tensor) -> dict[str, Any]:
     """The fields of the verdict on the agreement with a second method; none where there is no other, or no ranks."""
-    from scipy.stats import spearmanr
-
     erases = request.method not in ("erasure", "deletion") and len(example.tokens) <= AFFORDABLE
     second = replace(request, method="erasure" if erases else "contributions")
     if second.method == request.method:
@@ -135,12 +133,13 @@ def _compared(cache: ForwardCache, request: Request, example: Example, scores: T
     ranked = first, other if has_signs else other.abs()
     if min(row.unique().numel() for row in ranked) < 3:
         return {}
+    ranks = [(row.unsqueeze(1) - row).sign().sum(1) for row in ranked]  # linear in mean ranks of ties
     large = [row.abs() >= MATTERS * row.abs().max() for row in (first, other)]
     differ = large[0] & large[1] & (first * other < 0) & has_signs
     names = told_apart(example.tokens)
     return {
         "method": second.method,
-        "correlation": float(spearmanr(*ranked).statistic),
+        "correlation": torch.corrcoef(torch.stack(ranks))[0, 1].item(),
         "differing": [names[index] for index in compress(example.words, differ)],
     }
 
