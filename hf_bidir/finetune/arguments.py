@@ -1,6 +1,5 @@
 """Options of data, models, schedules and runs, as dataclasses for `hf_bidir.cli.script.parse`."""
 
-import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +8,6 @@ import torch
 from transformers import TrainingArguments
 
 from hf_bidir.common.errors import InputError
-
-RANGES = {  # options of the data with the least and the largest value
-    "max_train_samples": (1, math.inf),
-    "max_eval_samples": (1, math.inf),
-    "mask_share": (0.01, 1),
-}
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -35,14 +28,8 @@ class SourceArguments:
     )
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
     drop_bad_rows: bool = option(
-        False, "Leave out rows without readable input or label, or of unusable classes; default: an error lists them."
+        False, "Leave out rows without readable input or label, or of unknown classes; default: an error lists them."
     )
-
-    def __post_init__(self) -> None:
-        for name, (least, largest) in RANGES.items():
-            value = getattr(self, name, None)
-            if value is not None and not least <= value <= largest:
-                raise InputError(f"expected --{name} from {least} to {largest}; got {value}")
 
     @property
     def files(self) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertModel, BertTokeni
 from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import AT_THE_END
-from training.masked_lm import MaskedTextArguments, main
+from training.masked_lm import main
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RUN = shlex.split(
@@ -45,9 +45,3 @@ def test_a_checkpoint_that_masks_words_is_required(learned, tmp_path):
         main(["--train_file", "text.txt"])
     with pytest.raises(InputError, match="'gpt2', which has no AutoModelForMaskedLM; it has AutoModel, "):
         main([*learned[0], "--model_name_or_path", checkpoint_of("GPT2", tmp_path / "gpt2")])
-
-
-def test_a_share_of_tokens_is_no_percentage():
-    MaskedTextArguments(mask_share=1.0)
-    with pytest.raises(InputError, match=r"--mask_share .*got 15"):
-        MaskedTextArguments(mask_share=15)

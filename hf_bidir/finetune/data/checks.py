@@ -1,15 +1,13 @@
-"""Columns and rows that cannot be used: an error names them by the lines of their file, or rows are left out."""
+"""Columns and rows that cannot be used: an error names them, or rows are left out."""
 
 import logging
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError, did_you_mean
 from hf_bidir.finetune.arguments import SourceArguments
-from hf_bidir.finetune.data.csv_files import row_lines
 
 if TYPE_CHECKING:
     from hf_bidir.finetune.data.splits import Column
@@ -58,18 +56,8 @@ def without_rows(
     rows_of: dict[str, list[int]] = defaultdict(list)
     for row, problem in sorted(problems.items()):
         rows_of[problem].append(row)
-    title, lines = f"the {name} split", []
-    files = [Path(file) for file in data.files.get(name, [])]
-    if len(files) == 1:
-        title, lines = f"{files[0].name} ({title})", row_lines(files[0])
-    reports = []
-    for problem, rows in rows_of.items():
-        if len(lines) == len(split):
-            places = f"line {listed([lines[row] for row in rows])}"
-        else:
-            places = f"row {listed(rows)} (from 0)"
-        reports.append(f"{places}: {problem}")
-    report = f"rows of {title} that cannot be used: {'; '.join(reports)}"
+    reports = [f"row {listed(rows)} (from 0): {problem}" for problem, rows in rows_of.items()]
+    report = f"rows of the {name} split that cannot be used: {'; '.join(reports)}"
     if not data.drop_bad_rows:
         raise InputError(f"{report}. Correct them, or pass --drop_bad_rows to go on without them.")
     note(notes, f"Left out were {report}.")

@@ -1,6 +1,5 @@
 """Train, validation and test split in one form: input columns, and for classifiers integer labels and their names."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -123,21 +122,14 @@ def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column
 
     Raises:
         InputError: fewer than two classes, or rows without input or label, or whose label is unknown in the training
-            split or too rare; the error names all rows of a split.
+            split, all of which the error names; or a class with too few rows to hold some out.
     """
     notes: list[str] = []
     if not data.train_file:  # in a user's own file -1 is an ordinary label
         _replace_hidden_test(raw, notes)
     problems = {name: unusable_rows(split, column, LABEL) for name, split in raw.items()}
-    usable = dict(enumerate(raw["train"]["label"][:]))
-    for row in problems["train"]:
-        del usable[row]
-    counts = Counter(usable.values())
-    if "validation" not in raw:
-        single = {row: label for row, label in usable.items() if counts[label] == 1}
-        problems["train"] |= dict.fromkeys(single, "no other row of its class, so none can be held out for validation")
-        counts -= Counter(single.values())
-    values = _in_order(counts)
+    labels = enumerate(raw["train"]["label"][:])
+    values = _in_order({label for row, label in labels if row not in problems["train"]})
     names = data.class_names or values
     if len(values) < 2:
         raise InputError(f"expected at least two classes (of images: one folder per class); got {values}")
@@ -197,7 +189,7 @@ def without_test(raw: dict[str, Dataset]) -> dict[str, Dataset]:
 def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     """The splits with at most `max_eval_samples` rows of validation, and a note on the sample."""
     most = data.max_eval_samples
-    if most is not None and len(splits.validation) > most:
+    if most and most < len(splits.validation):
         splits.validation = _sample(splits.validation, most)
         note(splits.notes, f"Evaluated on a random sample of {most}.")
     return splits

@@ -1,11 +1,10 @@
-"""Tables as files: dialects, a cache by content, and errors that name the file and the line."""
+"""Tables as files: dialects, a cache by content, and errors that name the file."""
 
 import os
 
 import pytest
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.csv_files import row_lines
 from hf_bidir.finetune.data.sources import read_hub, read_table
 
 
@@ -45,7 +44,7 @@ def test_a_replaced_file_gives_its_own_rows_also_where_path_size_and_time_are_th
     ("name", "content", "encoding", "named"),
     [
         ("a.csv", "text,label\nx,1\none, two,1\n", "utf-8", "a.csv.* 2 fields in line 3"),
-        ("a.csv", "text,label\none, two,1\nx,1\n", "utf-8", "2 fields .*a.csv.* line 2 has 3.* ','"),
+        ("a.csv", "text,label\none, two,1\nx,1\n", "utf-8", "2 fields .*a.csv.* ','"),
         ("a.csv", 'text,label\nx,1\n"open,1\nx,1\n', "utf-8", "a.csv.*EOF inside string"),
         ("a.csv", "text,label\nÄrger,2\n", "cp1252", "a.csv.*utf-8.*0xc4"),
         ("a.txt", "Ärger\n", "cp1252", "a.txt.*utf-8.*0xc4"),
@@ -60,17 +59,3 @@ def test_a_file_that_cannot_be_read_is_one_line_with_the_cause(tmp_path, name, c
     with pytest.raises(InputError, match=named) as error:
         read_table(write(tmp_path / name, content, encoding))
     assert len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "lines"),
-    [
-        ("a.csv", 'text,label\nx,1\n\n   \n"two\nlines",1\ny,2\n', [2, 5, 7]),
-        ("a.csv", "text\nx\n\ny\n", [2, 4]),
-        ("a.jsonl", '{"text": "x"}\n\n{"text": "y"}\n', [1, 3]),
-        ("a.parquet", "", []),
-    ],
-)
-def test_a_row_is_named_by_the_line_where_it_begins(tmp_path, name, content, lines):
-    write(tmp_path / name, content)
-    assert row_lines(tmp_path / name) == lines
