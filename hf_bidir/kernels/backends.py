@@ -1,7 +1,6 @@
-"""Backends of signed layers by attn_implementation, which this file enters in modeling/signed_layers.py: "fused", flash
-and flex attention, functions of users."""
+"""Backends of signed layers by attn_implementation, which this file enters in modeling/signed_layers.py: "fused", and
+what computes in place of flash and flex attention."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,10 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 
 from hf_bidir.kernels.fused_path import fused_obstacle
-from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.signed_layers import (
     BACKENDS,
     OTHER_BACKENDS,
@@ -26,11 +23,8 @@ from hf_bidir.modeling.signed_layers import (
     is_causal,
 )
 
-logger = logging.get_logger(__name__)
-
 Attended = tuple[Tensor, Tensor | None]
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-WITHOUT_FLEX = ("cpu",)  # devices where compiled flex attention has no gradients and returns no log-sum-exps
 PADDING_ONLY = getattr(masking_utils, "bidirectional_mask_function", None)
 
 
@@ -52,10 +46,8 @@ def _other_backend(name: str) -> Backend | None:
     if on_hub or function is ALL_ATTENTION_FUNCTIONS["flash_attention_2"]:
         return Backend(_attend_like_flash, computes=PACKED)
     if function is ALL_ATTENTION_FUNCTIONS["flex_attention"]:
-        return Backend(_attend_by_flex)
-    if function is None or getattr(function, "__module__", "").startswith("transformers."):
-        return None
-    return Backend(_attend_by_user)
+        return Backend(_attend_like_flex)
+    return None
 
 
 def _attend_like_flash(call: LayerCall) -> Attended:
@@ -116,67 +108,15 @@ def _whole_mask(call: LayerCall) -> Tensor:
     return keep
 
 
-# what flex attention does not support of a call
-FLEX_LACKS: dict[str, Callable[[LayerCall], bool]] = {
-    "coefficients": lambda call: call.coefficients,
-    "attn_window": lambda call: call.plan.window is not None,
-    "dropout": lambda call: call.layer.training and bool(call.options.get("dropout")),
-    "attn_activation={plan.activation}": lambda call: call.plan.activation != "tanhmax",
-    "sinks": lambda call: call.options.get("s_aux") is not None,
-    "a position bias": lambda call: call.options.get("position_bias") is not None,
-    "a mask that is a tensor": lambda call: isinstance(call.mask, Tensor),
-    "calls on a CPU": lambda call: call.query.device.type in WITHOUT_FLEX,
-}
-
-
-def _attend_by_flex(call: LayerCall) -> Attended:
-    """TanhMax by two calls of flex attention, or what it does not support by another exact path."""
-    from torch.nn.attention.flex_attention import create_mask
-
-    lacking = [name for name, lacks in FLEX_LACKS.items() if lacks(call)]
-    if not lacking:
-        from hf_bidir.kernels.flex_attention import flex_tanhmax
-
-        return flex_tanhmax(call), None
-    if not torch.compiler.is_compiling():
-        what = lacking[0].format(plan=call.plan)
-        logger.warning_once(f"signed attention: flex attention does not support {what}; another exact path does.")
+def _attend_like_flex(call: LayerCall) -> Attended:
+    """The attention of a layer that gets a block mask of torch's flex attention, or no mask."""
     mask = call.mask
     if mask is not None and not isinstance(mask, Tensor):
+        from torch.nn.attention.flex_attention import create_mask
+
         batch, heads = mask.shape[:2]
         mask = create_mask(mask.mask_mod, batch, heads, call.query.shape[2], call.key.shape[2], call.query.device)
     return attend_by("auto", call._replace(mask=mask, options=call.options | {"is_causal": False}))
-
-
-def _attend_by_user(call: LayerCall) -> Attended:
-    """What a function that a user registered returns, at λ = 0.
-
-    Raises:
-        ValueError: a signed layer; or coefficients are wanted of a function that returns none, or others than its
-            context is computed by.
-    """
-    plan = call.plan
-    name = plan.backend
-    if plan.window is not None or (plan.activation != "softmax" and plan.negative_mass != 0):
-        raise ValueError(
-            f'attn_implementation="{name}" computes attention of its own, which cannot be signed in addition; set '
-            "attn_negative_mass=0 to explain it as it is."
-        )
-    function = ALL_ATTENTION_FUNCTIONS[name]
-    context, coefficients = function(call.layer, call.query, call.key, call.value, call.mask, **call.options)
-    if call.coefficients and not _agree(coefficients, call.value, context):
-        raise ValueError(
-            f"explanations need the coefficients [batch, heads, queries, keys] whose product with the values is the "
-            f'context; attn_implementation="{name}" returns {"none" if coefficients is None else "others"}.'
-        )
-    return context, coefficients
-
-
-def _agree(coefficients: Tensor | None, value: Tensor, context: Tensor) -> bool:
-    if coefficients is None:
-        return False
-    product = grouped_matmul(coefficients, value).transpose(1, 2)
-    return torch.allclose(product, context, rtol=1e-2, atol=1e-2 * context.abs().max().item())
 
 
 BACKENDS["fused"] = Backend(partial(attend_by, "fused"), obstacle=fused_obstacle)

@@ -1,21 +1,16 @@
-"""Signed layers with flash, flex and users' attention functions compute what the eager path computes."""
+"""Signed layers compute what the eager path computes where the stock model calls flash or flex attention."""
 
 import copy
 
 import pytest
 import torch
-from torch.nn.attention import flex_attention as torch_flex
 from transformers import AttentionInterface, AttentionMaskInterface, GptOssConfig, GptOssForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.kernels import backends
-from hf_bidir.kernels.flex_attention import flex_tanhmax
-from hf_bidir.modeling.attention_call import attention_call
-from hf_bidir.modeling.eager_attention import eager_attention
-from hf_bidir.modeling.signed_layers import LayerCall, Plan, signed_layers
+from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import SHAPE, TEXT, inputs_of, logits_of, sliding_window_model, stock_model
 
 
@@ -24,13 +19,6 @@ def uncompiled():
     """Block masks are made without the compiler, which takes ten seconds."""
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-@pytest.fixture
-def flex_on_a_cpu(monkeypatch):
-    """torch's flex attention computes on a CPU what it computes on a GPU, if it is not compiled."""
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr(backends, "WITHOUT_FLEX", ())
 
 
 def using(model, backend):
@@ -54,7 +42,7 @@ def assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backe
     ("family", "backend"),
     [("bert", "flash_attention_2"), ("llama", "flash_attention_3"), ("llama", "flex_attention")],
 )
-def test_a_model_with_padding_has_the_logits_and_gradients_of_the_eager_path(family, backend, flex_on_a_cpu):
+def test_a_model_with_padding_has_the_logits_and_gradients_of_the_eager_path(family, backend):
     model = signed(stock_model(family).double(), negative_mass=[[1.0, 0.5, 0.1, 0.0], 0.7])
     assert_logits_and_gradients_are_those_of_the_eager_path(model, family, backend)
 
@@ -121,14 +109,6 @@ def test_what_a_kernel_does_not_compute_takes_another_exact_path(family, backend
     torch.testing.assert_close(*edited)
 
 
-def test_the_warning_names_the_activation_that_flex_attention_lacks(monkeypatch):
-    warnings = []
-    monkeypatch.setattr(backends.logger, "warning_once", warnings.append)
-    model = signed(stock_model("llama"), attn_activation="balanced")
-    logits_of(using(model, "flex_attention"), inputs_of("llama"))
-    assert "does not support attn_activation=balanced;" in warnings[0]
-
-
 def test_coefficients_of_packed_examples_are_refused_by_name():
     model = using(signed(stock_model("llama")), "flash_attention_2")
     ids = torch.full((1, 6), 5)
@@ -137,66 +117,23 @@ def test_coefficients_of_packed_examples_are_refused_by_name():
         model(ids, position_ids=positions, output_attentions=True)
 
 
-@pytest.mark.parametrize(
-    ("heads", "key_heads", "softcap", "causal", "mass"),
-    [(4, 2, None, False, 1.0), (4, 4, 2.0, True, 0.3), (6, 2, None, True, [1.0, 0.5, 0.1, 0.0, 1.0, 1.0])],
-)
-def test_flex_attention_computes_the_formula_and_its_gradients(heads, key_heads, softcap, causal, mass, flex_on_a_cpu):
-    def kept(batch, head, query, key):  # the first query of the second example has no key
-        return ((key > 0) | (batch == 0)) & ((key <= query) | (not causal)) & ((query - key).abs() < 3)
-
-    torch.manual_seed(0)
-    shapes = (2, heads, 7, 8), (2, key_heads, 7, 8), (2, key_heads, 7, 8)
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    mask = torch_flex.create_block_mask(kept, 2, None, 7, 7, device="cpu")
-    plan = Plan("tanhmax", mass, None, "flex_attention", softmax=False)
-    got = flex_tanhmax(LayerCall(torch.nn.Module(), plan, *inputs, mask, {"softcap": softcap})).transpose(1, 2)
-    call = attention_call(*inputs[:2], negative_mass=mass, softcap=softcap)
-    keep = torch_flex.create_mask(kept, 2, 1, 7, 7, "cpu")
-    expected, _ = eager_attention(*inputs, keep, call)
-    grad = torch.randn_like(got)
-    results = [[context, *torch.autograd.grad(context, inputs, grad)] for context in (got, expected)]
-    torch.testing.assert_close(*results)
-
-
-def averaging(module, query, key, value, attention_mask, **options):
-    """A user's attention: the mean of the values."""
-    context = value.mean(2, keepdim=True).expand(*query.shape[:3], value.shape[3])
-    return context.transpose(1, 2), None
-
-
 def doubling(module, query, key, value, attention_mask, scaling=None, **options):
-    """A user's attention: softmax of twice the scores, with its coefficients."""
+    """A user's attention: softmax of twice the scores."""
     scores = 2 * query @ key.mT * scaling
     coefficients = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)
-    return (coefficients @ value).transpose(1, 2), coefficients
+    return (coefficients @ value).transpose(1, 2), None
 
 
-@pytest.fixture(autouse=True)
-def functions_of_a_user():
-    for function in (averaging, doubling):
-        AttentionInterface.register(function.__name__, function)
-        AttentionMaskInterface.register(function.__name__, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    yield
-    for function in (averaging, doubling):
-        del ALL_ATTENTION_FUNCTIONS._global_mapping[function.__name__]
-
-
-def test_a_function_of_a_user_computes_softmax_layers_and_is_changed_like_others():
+def test_a_function_of_a_user_computes_softmax_layers_and_is_neither_signed_nor_explained():
+    AttentionInterface.register("doubling", doubling)
+    AttentionMaskInterface.register("doubling", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     stock = using(stock_model("bert"), "doubling")
     inputs = inputs_of("bert")
     model = signed(copy.deepcopy(stock), negative_mass=0.0)
-    expected, seen = logits_of(stock, inputs), []
-    assert torch.equal(logits_of(model, inputs), expected)
-    with edited_coefficients(model, lambda a: seen.append(a.sum(-1)) or a):
-        torch.testing.assert_close(logits_of(model, inputs), expected)
-    torch.testing.assert_close(seen[0], torch.ones_like(seen[0]))
-
-
-@pytest.mark.parametrize(
-    ("mass", "named"), [(0.0, "averaging.*returns none"), (1.0, "averaging.*attn_negative_mass=0")]
-)
-def test_a_function_of_a_user_is_not_signed_and_needs_coefficients_to_be_explained(mass, named):
-    model = using(signed(stock_model("bert"), mass), "averaging")
-    with edited_coefficients(model, lambda a: a), pytest.raises(ValueError, match=named):
-        logits_of(model, inputs_of("bert"))
+    assert torch.equal(logits_of(model, inputs), logits_of(stock, inputs))
+    with edited_coefficients(model, lambda a: a), pytest.raises(ValueError, match=r'doubling.*choose "sdpa"'):
+        logits_of(model, inputs)
+    model.config.attn_negative_mass = 1.0
+    with pytest.raises(ValueError, match=r'doubling.*choose "sdpa"'):
+        logits_of(model, inputs)
+    del ALL_ATTENTION_FUNCTIONS._global_mapping["doubling"]
