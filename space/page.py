@@ -29,7 +29,7 @@ from tools import add_tools
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.draw.figures import Scale
-from hf_bidir.explain.draw.page import fragment_of
+from hf_bidir.explain.draw.page import fragment_of, scale_of
 from hf_bidir.explain.request import default_method, methods_of
 from hf_bidir.explain.result import Explanation
 
@@ -213,8 +213,11 @@ def _sides(names: list[str], results: list[Explanation | Alignment], agreement: 
 
 def _common_scale(results: list[Explanation | Alignment]) -> Scale | None:
     """One colour scale for the scores of both models."""
-    scores = [result.shown(result.scores)[1] for result in results if isinstance(result, Explanation)]
-    return Scale.of(torch.cat(scores)) if scores else None
+    explained = [result for result in results if isinstance(result, Explanation)]
+    if not explained:
+        return None
+    scores = torch.cat([result.listing.shown for result in explained])
+    return scale_of(explained[0], explained[0].unit, scores)
 
 
 def refused(reason: str) -> Properties:

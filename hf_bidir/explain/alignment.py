@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hf_bidir.explain.inputs.text import percent, shortened
-from hf_bidir.explain.listing import LISTED, Listing
+from hf_bidir.explain.listing import Listing
+from hf_bidir.explain.readout import LEAST
 from hf_bidir.explain.result import Result
 
 IN_ROW = 5  # tokens in the row of a generated token
@@ -36,6 +37,7 @@ class Alignment(Result):
     """
 
     is_generated: ClassVar = True
+    least: ClassVar = LEAST
 
     source: list[str]
     special: Sequence[bool]
@@ -58,28 +60,18 @@ class Alignment(Result):
             return self.written
         return [f"{word} ({percent(share)})" for word, share in zip(self.written, self.probabilities, strict=True)]
 
-    def summary(self, top: int = LISTED) -> str:
-        """The sums of largest magnitude, those of sentences, and a line per generated token with its strongest ones."""
-        lines = [self.explained]
+    def _findings(self) -> list[str]:
+        """The sums of sentences, and a line per generated token with its strongest scores."""
         heading = "Largest magnitude first:"
         if self.listing:
-            lines += [f"{number:>8}  {name}" for name, number in self.listing.strongest(top)]
-            lines += self._sentences()
-            lines += [self.reading, self.listing.left_out()]
             heading = "Each generated token, explained by the prompt │ by what was generated before it:"
-        else:
-            lines.append(self.reading)
         first_scores = next(iter(self.scores.values()))
         rows = [f"{shortened(word):>16}  {self._row(row)}" for word, row in zip(self.rows, first_scores, strict=True)]
-        return "\n".join(filter(None, [*lines, heading, *rows, *self.notes]))
-
-    def _sentences(self) -> list[str]:
-        """A line per sentence of the prompt, in order."""
         if self.sentences is None:
-            return []
+            return [heading, *rows]
         totals = zip(self.sentences.tokens, self.sentences.scores.tolist(), strict=True)
-        lines = [f"{self.sentences.number(total):>8}  {shortened(name, WIDTH)}" for name, total in totals]
-        return ["By sentence:", *lines]
+        sums = [f"{self.sentences.number(total):>8}  {shortened(name, WIDTH)}" for name, total in totals]
+        return ["By sentence:", *sums, heading, *rows]
 
     def _row(self, scores: Tensor) -> str:
         """The source tokens of largest magnitude `[source]`, those of a prompt before those generated."""

@@ -18,7 +18,7 @@ from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import scored, sink_note, sum_note
-from hf_bidir.explain.readout import predictions
+from hf_bidir.explain.readout import predictions, readout_of
 from hf_bidir.explain.request import Request, methods_of
 from hf_bidir.explain.result import Explanation, Explanations
 from hf_bidir.explain.verdict import baseline_note, verdict_of
@@ -169,18 +169,17 @@ def _explanations(
         request = request.at_token(model, processor, examples[0])
     cache = ForwardCache(model, *_batch(processor, examples))
     scores, request, note = scored(cache, request)
-    predicted = predictions(cache, request, processor)
+    readout = readout_of(cache, request, cache.outputs_alone)
+    predicted = predictions(model, processor, readout, cache.outputs_alone)
     for index, (example, prediction) in enumerate(zip(examples, predicted, strict=True)):
         row = scores[index, : len(example.token_of_piece)].cpu()
         by_token = example.by_token(row, request.entry.additive)
-        sink = sink_note(request, example, by_token)
-        opposite = sum_note(request, prediction.value, by_token)
-        notes = [*_lost(example, processor), note, sink, opposite, *cache.notes[index]]
-        more = _details(cache, example, request) if request.details else {}
+        notes = [*_lost(example, processor), note, sink_note(request, example, by_token)]
+        notes += [sum_note(request, prediction.value, by_token), *cache.notes[index]]
         if request.verdict:
-            more["verdict"] = verdict_of(cache, request, example, by_token, prediction, processor)
-            notes.append(baseline_note(cache, request, prediction, processor))
-        yield Explanation(
+            notes.append(baseline_note(cache, request, processor))
+        more = _details(cache, example, request) if request.details else {}
+        found = Explanation(
             **vars(prediction),
             example=example,
             method=str(request.method),
@@ -190,6 +189,9 @@ def _explanations(
             notes=list(filter(None, notes)),
             **more,
         )
+        if request.verdict and len(example.words) > 1:
+            found = replace(found, verdict=verdict_of(cache, request, processor, found))
+        yield found
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:

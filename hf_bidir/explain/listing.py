@@ -65,18 +65,15 @@ class Listing:
         least = NEGLIGIBLE * self.shown.abs().max()
         return [index for index in magnitudes.argsort(descending=True).tolist() if magnitudes[index] > least]
 
-    def strongest(self, count: int = LISTED) -> list[tuple[str, str]]:
-        """The tokens of largest magnitude, with their scores as text."""
-        return self._named(self.order()[:count])
-
-    def _named(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+    def strongest(self, count: int = LISTED, special: bool = False) -> list[tuple[str, str]]:
+        """The special tokens, or the others, of largest magnitude, with their scores as text."""
         names = told_apart(self.tokens)
-        return [(names[index], self.number(self.scores[index].item())) for index in indices]
+        return [(names[index], self.number(self.scores[index].item())) for index in self.order(special)[:count]]
 
     def left_out(self) -> str:
         """One sentence on the special tokens: their scores, or the sum of those of a chat template; or empty."""
         if self.template:
             together = self.number((self.scores - self.shown).sum().item())
             return f"Not listed: {sum(self.special)} tokens of the chat template, {together} together."
-        named = [f"{name} ({number})" for name, number in self._named(self.order(special=True)[:SPECIAL])]
+        named = [f"{name} ({number})" for name, number in self.strongest(SPECIAL, special=True)]
         return f"Not listed: {', '.join(named)}." if named else ""

@@ -21,6 +21,8 @@ from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
 LISTED_CLASSES = 20  # in a message
+LEAST = 0.1  # nats: smaller changes of a logit do not count
+LEAST_SHARE = 0.01  # the same for another y, a share of it
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Readout:
 
     def of(self, examples: Tensor) -> "Readout":
         """The readout of a batch composed of these examples, `[rows]`."""
-        positions = None if self.positions is None else self.positions[examples]
-        return Readout(self.weights[examples], positions)
+        parts = {name: value if value is None else value[examples] for name, value in vars(self).items()}
+        return Readout(**parts)
 
 
 def readout_of(cache: ForwardCache, request: Request, outputs: ModelOutput | None = None) -> Readout:
@@ -158,14 +160,15 @@ class Prediction:
     target: int | None = None
     instead_of: int | None = None
 
+    @property
+    def least(self) -> float:
+        """The least change of y that counts."""
+        return abs(self.value) * LEAST_SHARE if self.probability is None else LEAST
+
 
 @torch.no_grad()
-def predictions(
-    cache: ForwardCache, request: Request, processor: Any, outputs: ModelOutput | None = None
-) -> list[Prediction]:
-    """The prediction for each row of a batch, or of other outputs of the same model."""
-    model, outputs = cache.model, cache.outputs_alone if outputs is None else outputs
-    readout = readout_of(cache, request, outputs)
+def predictions(model: PreTrainedModel, processor: Any, readout: Readout, outputs: ModelOutput) -> list[Prediction]:
+    """The prediction for each row of outputs."""
     rows, values = readout.rows(outputs), readout(outputs).tolist()
     if readout.targets is not None:
         return [_of_class(model, processor, readout, index, rows[index], y) for index, y in enumerate(values)]

@@ -21,42 +21,49 @@ if TYPE_CHECKING:
 SHOWN = 20  # explanations in a notebook
 
 
+def _drawing() -> Any:
+    """The module that draws, which imports matplotlib, on first use."""
+    from hf_bidir.explain.draw import page
+
+    return page
+
+
 class Result:
     """Base of `Explanation` and `Alignment`: prints a summary, draws a figure and a page, and displays in notebooks."""
 
     is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
     verdict: "Verdict | None" = None
 
-    def summary(self, top: int = LISTED) -> str:
-        """The scores of largest magnitude, as text."""
-        raise NotImplementedError
+    def summary(self: Any, top: int = LISTED) -> str:
+        """The prediction, the tokens of largest magnitude, what the numbers are, the verdict or rows, and notes."""
+        listing = self.listing
+        rows = [f"{number:>8}  {name}" for name, number in listing.strongest(top)] if listing else []
+        left_out = listing.left_out() if listing else ""
+        lines = [self.explained, *rows, self.reading, left_out, *self._findings(), *self.notes]
+        return "\n".join(filter(None, lines))
+
+    def _findings(self) -> list[str]:
+        """What follows from the scores, a line each."""
+        return [self.verdict.sentence] if self.verdict else []
 
     def plot(self) -> "Figure":
         """The image, or the words, with the scores as colours."""
-        from hf_bidir.explain.draw.page import figure_of
-
-        return figure_of(self)
+        return _drawing().figure_of(self)
 
     def page(self) -> str:
         """A web page without scripts, with a text as HTML and an image as pictures."""
-        from hf_bidir.explain.draw.page import page_of
-
-        return page_of(self)
+        return _drawing().page_of(self)
 
     def to_html(self, path: str | Path) -> None:
         """Write the page."""
-        from hf_bidir.explain.draw.page import write_page
-
-        write_page(path, self.page())
+        _drawing().write_page(path, self.page())
 
     def __str__(self) -> str:
         return self.summary()
 
     def _repr_html_(self) -> str:
         """The scores as HTML, which Jupyter shows in place of the object."""
-        from hf_bidir.explain.draw.page import fragment_of
-
-        return fragment_of([self])
+        return _drawing().fragment_of([self])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,6 +99,10 @@ class Explanation(Prediction, Result):
         return self.example.tokens
 
     @property
+    def unit(self) -> str:
+        return METHODS[self.method].unit
+
+    @property
     def reading(self) -> str:
         """What the numbers are, in one sentence."""
         method = METHODS[self.method]
@@ -104,8 +115,11 @@ class Explanation(Prediction, Result):
         """Everything but the inputs, as numbers, strings and lists that json can write."""
         named = ("explained", "prediction", "probability", "value", "target", "instead_of", "method", "layer", "head")
         numbers = {name: getattr(self, name) for name in (*named, "tokens", "notes")}
-        numbers["verdict"] = self.verdict and asdict(self.verdict) | {"sentence": self.verdict.sentence}
-        numbers["unit"] = METHODS[self.method].unit
+        numbers["verdict"] = self.verdict and asdict(self.verdict) | {
+            "headline": self.verdict.headline,
+            "sentence": self.verdict.sentence,
+        }
+        numbers["unit"] = self.unit
         numbers["special"] = self.example.special
         numbers["scores"] = self.scores.tolist()
         return numbers
@@ -114,13 +128,6 @@ class Explanation(Prediction, Result):
         grid = self.example.grid
         what = f"{grid[0]} x {grid[1]} patches" if grid else " ".join(self.tokens)
         return f"<Explanation by {self.method} of {visible(shortened(what, 60))}>"
-
-    def summary(self, top: int = LISTED) -> str:
-        """The prediction, the tokens of largest magnitude, what the numbers are, the verdict, and notes."""
-        rows = [f"{number:>8}  {name}" for name, number in self.listing.strongest(top)]
-        sentence = self.verdict.sentence if self.verdict else ""
-        lines = [self.explained, *rows, self.reading, self.listing.left_out(), sentence, *self.notes]
-        return "\n".join(filter(None, lines))
 
     @property
     def listing(self) -> Listing:
@@ -138,7 +145,5 @@ class Explanations(list[Explanation]):
     """A list of explanations, which shows the first ones in a notebook."""
 
     def _repr_html_(self) -> str:
-        from hf_bidir.explain.draw.page import fragment_of
-
         more = len(self) - SHOWN
-        return fragment_of(self[:SHOWN], more=f"and {more} more" if more > 0 else "")
+        return _drawing().fragment_of(self[:SHOWN], more=f"and {more} more" if more > 0 else "")

@@ -6,31 +6,33 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache, takes_embedding
-from hf_bidir.explain.inputs.text import Example, percent, signed, told_apart
+from hf_bidir.explain.inputs.text import percent, signed, told_apart
 from hf_bidir.explain.methods.erasure import without
 from hf_bidir.explain.readout import Prediction, Readout, predictions, readout_of
 from hf_bidir.explain.request import AFFORDABLE, Request
+from hf_bidir.explain.result import Explanation
 
+HEADLINES = ("do not rely on it", "partly", "holds")  # by the number of checks that are passed
 REMOVED = 3  # words, and at most half of them
 REMOVED_SHARE = 0.1  # of the patches of an image
 NAMED = 3  # words in a sentence
 LONGEST = 512  # tokens up to which a second method runs, which keeps coefficients of length x length
-MATTERS = 0.1  # share of its method's largest magnitude from which the sign of a score counts
+MATTERS = 0.1  # share of its method's largest magnitude from which a score counts
 AGREES = 0.5  # least rank correlation
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the prediction becomes without the tokens that support it most, and whether a second method agrees.
+    """Two checks: y falls without the tokens that support it most, and a second method ranks the tokens alike.
 
     Attributes:
         before: the prediction that is explained.
         removed: words that were removed, or patches that were painted in the mean colour.
         after: the prediction without them, with y of the same class; None where nothing was removed.
+        patches: of the image; 0 for a text.
         method: the second method, if any applies.
         correlation: Spearman's rank correlation with its scores, special tokens left out; with their magnitudes, where
             the first method has no signs.
@@ -40,22 +42,50 @@ class Verdict:
     before: Prediction
     removed: Sequence[str] = ()
     after: Prediction | None = None
+    patches: int = 0
     method: str | None = None
     correlation: float = 0.0
     differing: Sequence[str] = ()
 
     @property
+    def fall(self) -> float:
+        """y minus y without the removed tokens; 0 where nothing was removed."""
+        return 0.0 if self.after is None else self.before.value - self.after.value
+
+    @property
+    def hardly_moves(self) -> bool:
+        """Whether the removal changes y by less than counts, so that there is nothing to explain."""
+        return self.after is not None and abs(self.fall) < self.before.least
+
+    @property
+    def headline(self) -> str:
+        """One of `HEADLINES`, by the number of checks that are passed; none is where y hardly moves."""
+        return HEADLINES[0 if self.hardly_moves else (self.fall > 0) + (self.correlation >= AGREES)]
+
+    @property
     def sentence(self) -> str:
-        """The verdict in words; empty where nothing was removed and no second method applies."""
-        parts = []
-        if self.after is not None:
-            parts.append(f"Without {_named(self.removed)} {_change(self.before, self.after)}.")
-        if self.method is not None:
-            agrees = "agrees" if self.correlation >= AGREES else "disagrees"
-            parts.append(f"A second method, {self.method}, {agrees}: rank correlation {self.correlation:.2f}.")
-        if self.differing:
-            parts.append(f"It gives {_named(self.differing)} the other sign.")
-        return " ".join(parts)
+        """The headline and its reasons."""
+        reasons = [f"Verdict: {self.headline}.", self._removal()]
+        if not self.hardly_moves:
+            reasons.append(self._comparison())
+        return " ".join(reasons)
+
+    def _removal(self) -> str:
+        if self.after is None:
+            return "Nothing that can be removed clearly supports y."
+        how = f"Without {_named(self.removed)}"
+        if self.patches:
+            painted = f"{len(self.removed)} of {self.patches} patches painted in the mean colour"
+            how = f"With {painted} ({_named(self.removed)})"
+        moves = "hardly moves:" if self.hardly_moves else "falls" if self.fall > 0 else "rises"
+        return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}."
+
+    def _comparison(self) -> str:
+        if self.method is None:
+            return "No second method applies."
+        agrees = "agrees" if self.correlation >= AGREES else "disagrees"
+        other = f" It gives {_named(self.differing)} the other sign." if self.differing else ""
+        return f"A second method, {self.method}, {agrees}: rank correlation {self.correlation:.2f}.{other}"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -67,86 +97,75 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _change(before: Prediction, after: Prediction) -> str:
-    falls = "falls" if after.value < before.value else "rises"
-    moves = f"y {falls} from {signed(before.value)} to {signed(after.value)}"
-    if after.probability is None:
-        return moves
-    stays = "stays" if after.prediction == before.prediction else "is"
-    return f"the prediction {stays} {after.prediction}, {percent(after.probability)} ({moves})"
-
-
-def verdict_of(
-    cache: ForwardCache, request: Request, example: Example, scores: Tensor, prediction: Prediction, processor: Any
-) -> Verdict:
-    """The verdict on the scores `[tokens]` of a single example.
-
-    Args:
-        request: with the method of the scores, and the position if the model has an output for each.
-        prediction: the one that they explain.
-    """
-    readout = readout_of(cache, request, cache.outputs_alone)
-    names, removed, after = told_apart(example.tokens), _strongest(example, scores, readout), None
-    if removed:
-        pieces = torch.isin(example.token_of_piece, torch.tensor(removed))
-        after = _without(cache, replace(request, target=prediction.target), readout, pieces, processor)
-    alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
-    agreement = {} if alone else _compared(cache, request, example, scores)
-    return Verdict(prediction, [names[index] for index in removed], after, **agreement)
-
-
-def _strongest(example: Example, scores: Tensor, readout: Readout) -> list[int]:
-    """The tokens of largest score above 0, without special ones and the one that the output is read from."""
-    count = REMOVED if example.grid is None else max(REMOVED, int(REMOVED_SHARE * len(example.words)))
-    ranked = sorted(example.words, key=scores.tolist().__getitem__, reverse=True)
-    if readout.positions is not None:
-        read = example.token_of_piece[int(readout.positions)]
-        ranked = [index for index in ranked if index != read]
-    return [index for index in ranked[: min(count, len(example.words) // 2)] if scores[index] > 0]
+def _state(prediction: Prediction) -> str:
+    """y, and the prediction, if there is one."""
+    y = signed(prediction.value)
+    if prediction.probability is None:
+        return y
+    return f"{y} ({prediction.prediction}, {percent(prediction.probability)})"
 
 
 @torch.no_grad()
-def _without(cache: ForwardCache, request: Request, readout: Readout, removed: Tensor, processor: Any) -> Prediction:
-    """The prediction without the pieces or patches that are `removed`, boolean `[length]`."""
-    remains = ~removed.to(cache.main_input.device).unsqueeze(0)
-    inputs, moved = without(cache, readout, remains.new_zeros(1).long(), remains)
-    if moved.positions is not None:
-        request = replace(request, position=moved.positions)
-    with in_evaluation(cache.model):
-        outputs = cache.model(**inputs, return_dict=True)
-    (after,) = predictions(cache, request, processor, outputs)
-    return replace(after, value=moved(outputs).item())  # without a head, along the direction of the whole text
+def verdict_of(cache: ForwardCache, request: Request, processor: Any, found: Explanation) -> Verdict:
+    """The verdict on an explanation of the single example in a cache.
+
+    Args:
+        request: with the method of the scores, and the position if the model has an output for each.
+    """
+    model, example = cache.model, found.example
+    readout = readout_of(cache, request, cache.outputs_alone)
+    (before,) = predictions(model, processor, readout, cache.outputs_alone)
+    patches = len(example.words) if example.grid else 0
+    names, removed, after = told_apart(found.tokens), _strongest(found, readout, patches), None
+    if removed:
+        remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
+        inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
+        with in_evaluation(model):
+            (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
+    agreement = _agreement(cache, request, found)
+    return Verdict(before, [names[index] for index in removed], after, patches, **agreement)
 
 
-def _compared(cache: ForwardCache, request: Request, example: Example, scores: Tensor) -> dict[str, Any]:
-    """The fields of the verdict on the agreement with a second method; none where there is no other, or no ranks."""
-    erases = request.method not in ("erasure", "deletion") and len(example.tokens) <= AFFORDABLE
+def _strongest(found: Explanation, readout: Readout, patches: int) -> list[int]:
+    """The tokens of largest score, without special and weak ones and the one that an output per token is read from."""
+    example, listing, read = found.example, found.listing, None
+    most = min(max(REMOVED, int(REMOVED_SHARE * patches)), len(example.words) // 2)
+    if readout.positions is not None:
+        read = example.token_of_piece[int(readout.positions)]
+    least = MATTERS * listing.shown.abs().max()
+    strong = [index for index in listing.order() if found.scores[index] >= least and index != read]
+    return strong[:most]
+
+
+def _agreement(cache: ForwardCache, request: Request, found: Explanation) -> dict[str, Any]:
+    """The fields of the verdict on a second method; none where there is no other, or no ranks."""
+    example, names = found.example, told_apart(found.tokens)
+    erases = request.method not in ("erasure", "deletion") and len(names) <= AFFORDABLE
     second = replace(request, method="erasure" if erases else "contributions")
-    if second.method == request.method:
+    alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
+    if alone or second.method == request.method:
         return {}
     try:
         (row,) = second.entry.scores(cache, second)
     except ValueError:  # layers that do not attend over the same tokens
         return {}
-    has_signs = request.entry.explains_output
-    first, other = scores[example.words], example.by_token(row.cpu())[example.words]
-    ranked = first, other if has_signs else other.abs()
-    if min(row.unique().numel() for row in ranked) < 3:
+    pair = torch.stack([found.scores, example.by_token(row.cpu())])[:, example.words]
+    if not request.entry.explains_output:
+        pair = pair.abs()
+    if min(len(scores.unique()) for scores in pair) < 3:
         return {}
-    ranks = [(row.unsqueeze(1) - row).sign().sum(1) for row in ranked]  # linear in mean ranks of ties
-    large = [row.abs() >= MATTERS * row.abs().max() for row in (first, other)]
-    differ = large[0] & large[1] & (first * other < 0) & has_signs
-    names = told_apart(example.tokens)
+    ranks = (pair.unsqueeze(2) - pair.unsqueeze(1)).sign().sum(2)  # linear in mean ranks of ties
+    large = (pair.abs() >= MATTERS * pair.abs().amax(1, keepdim=True)).all(0)
     return {
         "method": second.method,
-        "correlation": torch.corrcoef(torch.stack(ranks))[0, 1].item(),
-        "differing": [names[index] for index in compress(example.words, differ)],
+        "correlation": torch.corrcoef(ranks)[0, 1].item(),
+        "differing": [names[index] for index in compress(example.words, large & (pair.prod(0) < 0))],
     }
 
 
 @torch.no_grad()
-def baseline_note(cache: ForwardCache, request: Request, prediction: Prediction, processor: Any) -> str:
-    """One sentence on the prediction for the baseline of a method; empty for a method without one.
+def baseline_note(cache: ForwardCache, request: Request, processor: Any) -> str:
+    """One sentence on the prediction for the baseline of the method; empty for a method without one.
 
     Of a baseline that has most of y the scores explain little.
     """
@@ -157,9 +176,5 @@ def baseline_note(cache: ForwardCache, request: Request, prediction: Prediction,
     function = InputFunction(cache, request)
     with in_evaluation(cache.model):
         outputs = function.run(function.baseline, function.rows)
-    (start,) = predictions(cache, replace(request, target=prediction.target), processor, outputs)
-    what = "an image of the mean colour" if function.is_image else "padding"
-    predicted = f" itself predicted {start.prediction}," if start.prediction else ""
-    change = f"the scores explain only the change from there to {signed(prediction.value)}"
-    value = function.readout(outputs).item()
-    return f"The baseline, {what},{predicted} has y {signed(value)}; {change}."
+    (start,) = predictions(cache.model, processor, function.readout, outputs)
+    return f"The baseline has y {_state(start)}; the scores explain only the change from there."

@@ -10,7 +10,14 @@ half of the sentences: one half chooses the default method ("choice"), the other
     opposite   share of the sentences whose scores, without those of special tokens, sum to another sign than y
     falls      y minus y without the word of the largest score, mean
     rises      y without the word of the smallest score, minus y, mean
+    holds      share of the sentences whose verdict is "holds"
+    partly     share of those whose verdict is "partly"
+    fall       what the verdict compares with its thresholds: the fall of y, 95 % quantile
+    correlation    and the rank correlation, 95 % quantile
     seconds    median time of a sentence, one thread
+
+"shuffled" is a control, the scores of erasure shuffled among the words: its quantiles are the thresholds that all but
+5 % of such explanations miss.
 
 `falls_error` and `rises_error` are standard errors over sentences. The word is removed from the text, as by the method
 deletion, which therefore has the largest falls and rises that a single word can have.
@@ -21,9 +28,10 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +40,8 @@ from tqdm import tqdm
 
 from benchmarks.runs import markdown, where
 from hf_bidir.common.files import sha256
-from hf_bidir.explain import explain
+from hf_bidir.explain import ForwardCache, Request, explain
+from hf_bidir.explain.verdict import verdict_of
 from hf_bidir.finetune.data.sources import read_table
 from research.explanations.tasks import MODELS, TASKS, add_options, load, models
 from research.runs import command_line, grid, run_grid
@@ -43,17 +52,10 @@ NEGATION = re.compile(r"\b(not|no|never|nothing|nor|neither|without|hardly)\b|n'
 SETS = {"drawn": (150, ""), "negated": (80, NEGATION)}  # how many of those that a pattern finds
 HALVES = ("choice", "report")
 REMOVED = "deletion"
+SHUFFLED = "shuffled"
 METHODS = ("erasure", REMOVED, "contributions", "chefer", "attnlrp")
 MEANS = {"opposite": ("opposite, %", 100, 0), "falls": ("falls", 1, 2), "rises": ("rises", 1, 2)}
-
-
-class Removal(NamedTuple):
-    """What the scores of one sentence say, and what happens without the words that they name."""
-
-    opposite: bool
-    falls: float
-    rises: float
-    seconds: float
+HEADLINES = {"holds": ("holds, %", 100, 0), "partly": ("partly, %", 100, 0)}
 
 
 def main() -> None:
@@ -73,9 +75,11 @@ def main() -> None:
         for name, half in product(SETS, HALVES):
             drawn = texts[name][HALVES.index(half) :: 2]
             removals = [removed(*loaded, text) for text in tqdm(drawn, desc=f"{model} {seed}, {name}")]
-            for method in METHODS:
-                measures = summary([of_text[method] for of_text in removals], MEANS)
-                rows.append({"method": method, "sentences": name, "half": half} | measures)
+            for method in (*METHODS, SHUFFLED):
+                of_method = pd.DataFrame([of_text[method] for of_text in removals])
+                limits = of_method[["fall", "correlation"]].quantile(0.95).to_dict()
+                measures = summary(of_method, MEANS | HEADLINES)
+                rows.append({"method": method, "sentences": name, "half": half} | measures | limits)
         return rows, [file]
 
     run_grid(FILE, trials, measured, KEY)
@@ -87,21 +91,33 @@ def sentences(file: Path, count: int, pattern: str | re.Pattern) -> list[str]:
     return random.Random(0).sample(matching, count)
 
 
-def removed(model: Any, tokenizer: Any, text: str) -> dict[str, Removal]:
+def removed(model: Any, tokenizer: Any, text: str) -> dict[str, dict[str, float]]:
     """What the scores of each method say of a sentence."""
     with torch.no_grad():
         predicted = int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())
-    scores, seconds = {}, {}
+    found, removals = {}, {}
     for method in METHODS:
         start = time.perf_counter()
         explanation = explain(model, tokenizer, text, method, target=predicted, instead_of=1 - predicted, verdict=False)
-        seconds[method] = time.perf_counter() - start
-        scores[method] = explanation.scores.numpy()[~np.array(explanation.example.special)]
-    falls = scores[REMOVED]
-    return {
-        name: Removal(bool(row.sum() < 0), falls[row.argmax()], -falls[row.argmin()], seconds[name])
-        for name, row in scores.items()
-    }
+        found[method] = explanation, time.perf_counter() - start
+    erased, seconds = found["erasure"]
+    words, scores = erased.example.words, erased.scores.clone()
+    scores[words] = scores[random.Random(text).sample(words, len(words))]
+    found[SHUFFLED] = replace(erased, scores=scores), seconds
+    cache = ForwardCache(model, erased.example.inputs, erased.example.token_of_piece[None])
+    falls = found[REMOVED][0].scores[words]
+    for name, (explanation, seconds) in found.items():
+        row = explanation.scores[words]
+        verdict = verdict_of(cache, Request(explanation.method, predicted, 1 - predicted), tokenizer, explanation)
+        removals[name] = {
+            "opposite": bool(row.sum() < 0),
+            "falls": falls[row.argmax()].item(),
+            "rises": -falls[row.argmin()].item(),
+            "seconds": seconds,
+            "fall": verdict.fall,
+            "correlation": verdict.correlation,
+        } | {headline: verdict.headline == headline for headline in HEADLINES}
+    return removals
 
 
 def summary(measures: Iterable[Any], means: Mapping[str, Any]) -> dict[str, float]:
@@ -112,9 +128,16 @@ def summary(measures: Iterable[Any], means: Mapping[str, Any]) -> dict[str, floa
     return averages | errors | {"seconds": statistics.median(table["seconds"])}
 
 
-def table(runs: pd.DataFrame, half: str = "report", methods: Sequence[str] = METHODS) -> str:
+def table(
+    runs: pd.DataFrame, half: str = "report", methods: Sequence[str] = METHODS, means: Mapping[str, Any] = MEANS
+) -> str:
     """A row for each model, set and method."""
-    return by_settings(where(runs, half=half), grid(model=MODELS, sentences=SETS, method=methods), MEANS)
+    return by_settings(where(runs, half=half), grid(model=MODELS, sentences=SETS, method=methods), means)
+
+
+def verdicts(runs: pd.DataFrame, half: str = "report") -> str:
+    """The shares of headlines, also of shuffled scores."""
+    return table(runs, half, (*METHODS, SHUFFLED), HEADLINES)
 
 
 def by_settings(runs: pd.DataFrame, settings: list[dict[str, Any]], means: Mapping[str, tuple[str, float, int]]) -> str:

@@ -81,11 +81,13 @@ def test_the_words_of_a_method_are_judged_by_their_removal_from_the_text():
         label = int(model(**reader("a good film", return_tensors="pt")).logits.argmax())
     falls = [y("a good film") - y(text) for text in ("good film", "a film", "a good")]
     removal = of_methods["deletion"]
-    assert (removal.falls, removal.rises) == pytest.approx((max(falls), -min(falls)), abs=1e-5)
+    assert (removal["falls"], removal["rises"]) == pytest.approx((max(falls), -min(falls)), abs=1e-5)
     scores = token_scores(model, reader("a good film", return_tensors="pt"), "erasure", label, instead_of=1 - label)
     strongest = scores[0, 1:-1].argmax()
-    assert falls[strongest] < removal.falls  # another word than that of deletion
-    assert of_methods["erasure"].falls == pytest.approx(falls[strongest], abs=1e-5)
+    assert falls[strongest] < removal["falls"]  # another word than that of deletion
+    assert of_methods["erasure"]["falls"] == pytest.approx(falls[strongest], abs=1e-5)
+    assert of_methods["shuffled"]["opposite"] == of_methods["erasure"]["opposite"]  # the same scores
+    assert of_methods["shuffled"]["correlation"] != of_methods["erasure"]["correlation"]
 
 
 @pytest.fixture

@@ -42,6 +42,12 @@ def test_words_carry_their_numbers_signed_only_if_some_are_negative(tmp_path):
     assert numbers({"a": 0.1, "b": 0.25}) == [("a", "0.1"), ("b", "0.25")]
 
 
+def test_scores_that_hardly_move_y_have_hardly_any_colour():
+    page = explanation_of({"for": 1e-4, "against": -1e-4}).page()
+    for color in re.findall(r"<b style=\"background: #(\w{6})", page):
+        assert min(bytes.fromhex(color)) > 240
+
+
 def test_nothing_of_a_text_is_run_and_nothing_comes_from_elsewhere():
     hostile = [HOSTILE, '"><img src=x onerror=alert(1)>']
     found = explanation_of(dict.fromkeys(hostile, 1.0), explained=HOSTILE, notes=[HOSTILE])
@@ -68,8 +74,8 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
     assert [section.figure is not None for section in sections] == [images, images, True, images, images]
     first, folded = found._repr_html_().split("<details>")
     assert [part.count("<h2>") for part in (first, *folded.split("</details>"))] == [0, 4, 0]
-    sentences = [found.reading, "Without", *found.notes]
-    order = [escape(found.explained), "<img" if images else 'class="word"', *map(escape, sentences)]
+    sentences = [found.reading, f"<b>Verdict: {found.verdict.headline}</b> With", *found.notes]
+    order = [escape(found.explained), "<img" if images else 'class="word"', *sentences]
     places = [first.find(part) for part in order]
     assert min(places) > -1
     assert places == sorted(places)

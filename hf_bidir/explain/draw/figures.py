@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from math import ceil
 from typing import Any
 
@@ -46,10 +46,10 @@ class Scale:
     has_signs: bool
 
     @classmethod
-    def of(cls, values: Array) -> "Scale":
-        """The scale that just holds these values."""
+    def of(cls, values: Array, least: float = 0) -> "Scale":
+        """The scale that just holds these values; it does not end below `least`."""
         values = as_array(values)
-        limit = float(np.abs(values).max(initial=0)) or 1.0
+        limit = float(np.abs(values).max(initial=least)) or 1.0
         return cls(limit, has_signs=bool((values < 0).any()))
 
     @property
@@ -181,10 +181,8 @@ def score_grid(
     numbers = [scale.number(value) if abs(value) >= smallest else "" for value in grid.flat]
     width = max(0.45 * len(columns) + 2.6, 6)  # inches
     figure, panel = _draw_cells((width, 0.3 * len(rows) + 1.9), grid, numbers, scale, unit)
-    across = [shortened(name, 14) for name in columns]
-    down = [shortened(name, 20) for name in rows]
-    panel.set_xticks(range(len(across)), across, rotation=90, parse_math=False)
-    panel.set_yticks(range(len(down)), down, parse_math=False)
+    panel.set_xticks(range(len(columns)), [shortened(name, 14) for name in columns], rotation=90, parse_math=False)
+    panel.set_yticks(range(len(rows)), [shortened(name, 20) for name in rows], parse_math=False)
     panel.xaxis.tick_top()
     return finish(figure, caption)
 
@@ -212,7 +210,7 @@ def _excerpt(listing: Listing) -> list[int | None]:
         return list(listing.words)
     near = {index + offset for index in listing.numbered for offset in range(-AROUND, AROUND + 1)}
     drawn = [index if index in near else None for index in listing.words]
-    return [index for before, index in pairwise([0, *drawn]) if index is not None or before is not None]
+    return [index for index, _ in groupby(drawn)]
 
 
 def _draw_cells(

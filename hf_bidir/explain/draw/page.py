@@ -29,6 +29,7 @@ from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.registry import METHODS
 
 COEFFICIENT = "a"  # unit of a coefficient
+UNITS_OF_Y = {method.unit for method in METHODS.values() if method.explains_output}
 TEMPLATE, GENERATED = "template", "generated"  # marks of tokens
 PAGE = "index.html"
 PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
@@ -93,12 +94,11 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
             yield _totals(result)
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    yield _section(result, "", METHODS[result.method].unit, result.scores, scale, result.listing.left_out())
+    yield _section(result, "", result.unit, result.scores, scale)
     if (head := result.coefficients) is not None:
-        caption = f"{head.caption} {replace(result.listing, scores=head.values).left_out()}"
-        yield _section(result, head.heading, COEFFICIENT, head.values, caption=caption)
+        yield _section(result, head.heading, COEFFICIENT, head.values, caption=head.caption)
     if result.heads is not None and result.heads.numel() > 1:
-        yield _heads(result.heads)
+        yield _heads(result)
     for name, ranking in result.rankings.items():
         yield _section(result, METHODS[name].caption(), METHODS[name].unit, ranking)
 
@@ -112,22 +112,29 @@ def _section(
     caption: str = "",
 ) -> Section:
     """The words of a text with their scores, or the image alone and under the scores of its patches."""
-    listing, figure = replace(result.listing, scores=scores), None
-    scale = scale or Scale.of(listing.shown)
+    listing, figure = replace(result.listing, scores=scores, has_signs=unit in UNITS_OF_Y), None
+    scale = scale or scale_of(result, unit, listing.shown)
     if (grid := result.example.grid) is not None:
         values = scores[listing.words]
         images = result.example.inputs["pixel_values"].expand(2, -1, -1, -1)
         grids = torch.stack([torch.zeros_like(values), values]).view(2, *grid)
         figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
-    return Section(heading, unit, scale, caption, [Line("", listing)], figure)
+    return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), [Line("", listing)], figure)
 
 
-def _heads(contributions: Tensor) -> Section:
+def scale_of(result: Any, unit: str, scores: Tensor) -> Scale:
+    """The colour scale of scores, which ends at a change of y that counts, so that hardly any has hardly any colour."""
+    return Scale.of(scores, result.least if unit in UNITS_OF_Y else 0)
+
+
+def _heads(result: Any) -> Section:
     """The contributions of each layer and head, the top layer on top."""
+    contributions = result.heads
     count, width = contributions.shape
     layers = [f"layer {index}" for index in reversed(range(count))]
     heads = [f"head {index}" for index in range(width)]
-    scale, unit = Scale.of(contributions), METHODS["contributions"].unit
+    unit = METHODS["contributions"].unit
+    scale = scale_of(result, unit, contributions)
     caption = "Summed over all tokens. A cell without a number is close to 0."
     figure = score_grid(contributions.flip(0), layers, heads, unit=unit, scale=scale)
     return Section("Contribution of each layer and head", unit, scale, caption, figure=figure)
@@ -141,7 +148,7 @@ def _totals(result: Any) -> Section:
     lines = [Line(label, listing.part(*bound)) for label, bound in zip(labels, bounds, strict=True)]
     caption = "The number in front of a sentence is its sum. " if sentences else ""
     unit = next(iter(result.scores))
-    return Section("", unit, Scale.of(listing.shown), caption + listing.left_out(), lines)
+    return Section("", unit, scale_of(result, unit, listing.shown), caption + listing.left_out(), lines)
 
 
 def _aligned(result: Any, unit: str) -> Section:
@@ -151,23 +158,23 @@ def _aligned(result: Any, unit: str) -> Section:
     for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
         read = Listing(result.source, scores, result.special).part(0, result.first_length + grows * step)
         lines.append(Line(f"→ {word}", read, result.first_length))
-    scale = Scale.of(torch.cat([line.listing.shown for line in lines]))
-    heading = f"Each generated token: {unit}" if result.listing or unit != next(iter(result.scores)) else ""
-    return Section(heading, unit, scale, lines=lines)
+    scale = scale_of(result, unit, torch.cat([line.listing.shown for line in lines]))
+    return Section(f"Each generated token: {unit}", unit, scale, lines=lines)
 
 
 def figure_of(result: Any) -> Figure:
     """The scores alone: the words or the image, or a grid of generated and source tokens."""
     section = next(sections_of(result))
-    verdict = result.verdict.sentence if result.verdict else ""
-    parts = [f"{result.reading} {section.caption}", verdict, *result.notes]
-    shown: dict[str, Any] = {"unit": section.unit, "scale": section.scale}
+    verdict = [result.verdict.sentence] if result.verdict else []
+    parts = [f"{result.reading} {section.caption}", *verdict, *result.notes]
     if section.figure is not None:
         figure = section.figure
     elif result.listing is None:
-        figure = score_grid(result.scores[section.unit], result.rows, result.source, **shown)
+        figure = score_grid(
+            result.scores[section.unit], result.rows, result.source, unit=section.unit, scale=section.scale
+        )
     else:
-        figure = draw_words(result.listing, **shown)
+        figure = draw_words(result.listing, section.unit, section.scale)
     return finish(figure, "\n".join(filter(None, map(str.strip, parts))), result.explained)
 
 

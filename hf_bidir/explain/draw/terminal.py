@@ -5,10 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hf_bidir.explain.draw.page import sections_of
-from hf_bidir.explain.inputs.text import visible
-
-WEAK, STRONG = 0.1, 0.3  # shares of the largest magnitude from which a word has a coloured letter, or background
+from hf_bidir.explain.draw.page import TEMPLATE, sections_of
 
 
 def print_words(result: Any) -> None:
@@ -20,12 +17,8 @@ def print_words(result: Any) -> None:
     if console.color_system is None or console.no_color or result.listing is None:
         return
     section = next(sections_of(result))
-    if section.figure is not None:
-        return
-    for line in section.lines:
-        text, listing = Text(line.label), line.listing
-        for token, score, special in zip(listing.tokens, listing.shown.tolist(), listing.special, strict=True):
-            color, share = "red" if score > 0 else "blue", abs(score) / section.scale.limit
-            style = f"bright_white on {color}" if share >= STRONG else color if share >= WEAK else ""
-            text.append(" ").append(visible(token), "dim" if special else style)
+    for line in section.lines if section.figure is None else ():
+        text = Text(line.label)
+        for word, _, background, color, mark in section.words(line):
+            text.append(" ").append(word, "dim" if mark == TEMPLATE else f"{color} on {background}")
         console.print(text)

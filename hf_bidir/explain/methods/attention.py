@@ -92,9 +92,15 @@ def rollout(cache: ForwardCache, request: Request) -> Tensor:
     return from_source(attention_rollout(layers, cache.keep), cache, request)
 
 
-def layers_up_to(layers: Sequence[Tensor], cache: ForwardCache, request: Request) -> Sequence[Tensor]:
-    """The layers up to the requested one, `[batch, heads, queries, keys]` each, with all heads or the requested one."""
-    sequence_length(cache.model, cache.inputs, layers)
+def layers_up_to(
+    layers: Sequence[Tensor], cache: ForwardCache, request: Request, pooled: bool = False
+) -> Sequence[Tensor]:
+    """The layers up to the requested one, `[batch, heads, queries, keys]` each, with all heads or the requested one.
+
+    Args:
+        pooled: as in `sequence_length`.
+    """
+    sequence_length(cache.model, cache.inputs, layers, pooled)
     check_exists("layer", request.layer, len(layers))
     check_exists("head", request.head, layers[0].shape[1])
     if request.layer is not None:

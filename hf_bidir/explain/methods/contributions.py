@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain.forward import ForwardCache, check_exists, forward_pass, sequence_length
+from hf_bidir.explain.forward import ForwardCache, forward_pass, sequence_length
 from hf_bidir.explain.methods.attention import from_source, layers_up_to
 from hf_bidir.explain.readout import readout_of
 from hf_bidir.explain.request import Request
@@ -26,14 +26,10 @@ def contributions(cache: ForwardCache, request: Request) -> Tensor:
         ValueError: an unknown target, a head without one `y` per example, layers that do not attend over the same
             tokens.
     """
-    by_head = head_contributions(cache, request)
-    check_exists("layer", request.layer, by_head.shape[1])
-    check_exists("head", request.head, by_head.shape[2])
+    layers = layers_up_to(edge_contributions(cache, request), cache, request, pooled=True)
     if request.layer is not None:
-        by_head = by_head[:, [request.layer]]
-    if request.head is not None:
-        by_head = by_head[:, :, [request.head]]
-    return by_head.sum((1, 2))
+        layers = layers[-1:]
+    return torch.stack([layer.sum((1, 2)) for layer in layers]).sum(0)
 
 
 def head_contributions(cache: ForwardCache, request: Request) -> Tensor:
