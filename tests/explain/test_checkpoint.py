@@ -51,6 +51,12 @@ def test_words_are_split_at_blanks_where_the_tokenizer_reports_one_word():
     assert "cafe\u0301" in read_text(drops_marks, "cafe\u0301", limit=9).tokens
 
 
+def test_a_contraction_is_one_word_and_a_quotation_mark_is_none_of_its_letters():
+    splits_at_marks = BertTokenizer(vocab={word: index for index, word in enumerate(["[PAD]", "[UNK]"])})
+    words = read_text(splits_at_marks, "can't n't 'film'", limit=20).tokens[1:-1]
+    assert words == ["can't", "n't", "'", "film", "'"]
+
+
 def byte_level():
     """Bytes alone, as GPT-2's pre-tokenizer and decoder leave them where no merge applies."""
     return train_byte_level(["a"], vocab_size=257, max_length=64)
@@ -67,7 +73,9 @@ def byte_fallback():
 
 
 @pytest.mark.parametrize("pieces", [byte_level, byte_fallback])
-@pytest.mark.parametrize("word", ["日本", "é", "नमस्ते", "cafe\u0301", "👨\u200d👩\u200d👧", "می\u200cخواهم"])
+@pytest.mark.parametrize(
+    "word", ["日本", "é", "नमस्ते", "cafe\u0301", "can't", "l’homme", "👨\u200d👩\u200d👧", "می\u200cخواهم"]
+)
 def test_a_word_is_spelled_as_in_the_text_however_many_pieces_a_character_has(word, pieces):
     example = read_text(pieces(), f"a {word} a", limit=64)
     assert example.tokens == ["a", word, "a"]

@@ -42,10 +42,14 @@ def chat_model(chat_tokenizer):
 @pytest.mark.parametrize(
     ("text", "segments", "tokens"),
     [
-        (TEXT, "sentences", ["a good film .", "un believ !", "bad film ."]),
-        ("a film\n\na bad\n one", "paragraphs", ["a film", "a bad\n one"]),
-        (TEXT, ["good film", "bad film ."], ["a", "good film", ".", "un", "believ", "!", "bad film ."]),
-        ('a "film." She (too.) left.\n\nA film!', "sentences", ['a "film."', "She (too.)", "left.", "A film!"]),
+        (TEXT, "sentences", ["1. a good film .", "2. un believ !", "3. bad film ."]),
+        ("a film\n\na bad\n one", "paragraphs", ["1. a film", "2. a bad\n one"]),
+        (TEXT, ["good film", "bad film ."], ["a", "1. good film", ".", "un", "believ", "!", "2. bad film ."]),
+        (
+            'a "film." She (too.) left.\n\nA film!',
+            "sentences",
+            ['1. a "film."', "2. She (too.)", "3. left.", "4. A film!"],
+        ),
     ],
 )
 def test_the_words_of_a_segment_are_one_token(text, segments, tokens):
@@ -99,7 +103,7 @@ def test_a_conversation_has_the_tokens_of_its_chat_template_and_its_markup_is_sp
 def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenizer):
     parts = {
         "messages": ["system: Be brief.", "user: Was it good? I ask twice."],
-        "sentences": ["Be brief.", "Was it good?", "I ask twice."],
+        "sentences": ["1. Be brief.", "2. Was it good?", "3. I ask twice."],
     }
     for segments, names in parts.items():
         found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments=segments)
@@ -125,27 +129,27 @@ def test_the_template_is_grey_and_not_listed_and_generated_tokens_look_different
     assert f"Not listed: {len(template)} tokens of the chat template, {signed(together)} together." in found.summary()
     assert {"assistant", chat_tokenizer.eos_token} <= set(template)
     assert not any(name in found.summary(top=99) for name in template)
-    *folded, last = found.page().partition("<details>")[2].split('class="text"')
+    *folded, last = found.page().partition("<details")[2].split('class="text"')
     assert [line.count("word generated") for line in (folded[1], last)] == [0, len(found.written) - 1]
-    assert last.count("word template") == found.page().partition("<details>")[0].count("word template") == len(template)
+    assert last.count("word template") == found.page().partition("<details")[0].count("word template") == len(template)
 
 
 def test_the_template_of_a_question_is_grey_where_its_next_token_is_explained(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp")
     count = found.example.special.count(True)
     assert f"Not listed: {count} tokens of the chat template, " in found.summary(top=99)
-    assert chat_tokenizer.eos_token not in found.summary(top=99).partition("Explained")[2]
+    assert chat_tokenizer.eos_token not in found.summary(top=99).partition("\n")[2]
     assert found.page().count("word template") == count
 
 
 def test_the_sentences_of_a_prompt_have_the_sums_of_their_words(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp", continuation="It was good")
-    assert found.sentences.tokens == ["Be brief.", "Was it good?", "I ask twice."]
+    assert found.sentences.tokens == ["1. Be brief.", "2. Was it good?", "3. I ask twice."]
     totals = found.listing.shown
     sums = [totals[start:stop].sum() for start, stop in pairwise([*found.starts, len(totals)])]
     torch.testing.assert_close(found.sentences.scores, torch.stack(sums))
-    assert f"{signed(sums[1].item())}  Was it good?\n" in found.summary()
-    first = found.page().partition("<details>")[0]
+    assert f"{signed(sums[1].item())}  2. Was it good?\n" in found.summary()
+    first = found.page().partition("<details")[0]
     assert re.findall(r'class="text"><small>(.*?)<', first) == [signed(total.item()) for total in sums]
     assert explain(chat_model, chat_tokenizer, "Was it good?", "attnlrp", continuation="It was").sentences is None
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from hf_bidir.explain.inputs.text import Text
 
-PATTERNS = {  # what ends a segment; an abbreviation such as "Mr." ends a sentence, too
-    "sentences": re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？][”’）」』]*|\n+"),
-    "paragraphs": re.compile(r"\n\s*\n"),
+PATTERNS = {  # what ends a segment, and blanks; an abbreviation such as "Mr." ends a sentence, too
+    "sentences": re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？][”’）」』]*\s*|\n\s*"),
+    "paragraphs": re.compile(r"\n\s*\n\s*"),
 }
 MESSAGES, ASSISTANT = "messages", "assistant"
 Segments = str | Sequence[str]
@@ -55,7 +55,7 @@ def conversation(tokenizer: Any, messages: Sequence[Message]) -> Text:
 
 
 def segmented(text: str | Text, segments: Segments) -> Text:
-    """A text whose segments are units.
+    """A text whose segments are units, with their numbers in their names, which may be shortened.
 
     Args:
         segments: "sentences", "paragraphs", "messages" of a conversation, or the segments themselves, such as retrieved
@@ -79,7 +79,7 @@ def segmented(text: str | Text, segments: Segments) -> Text:
         )
     if not parts:
         raise ValueError("expected at least one segment, got none.")
-    names = tuple(text.written[start:end].strip() for start, end in parts)
+    names = tuple(f"{number}. {text.written[start:end].strip()}" for number, (start, end) in enumerate(parts, 1))
     return replace(text, parts=tuple(parts), names=names, whole=True)
 
 
@@ -87,25 +87,18 @@ def _places(text: str, segments: Sequence[str]) -> Iterable[Place]:
     """The places of these segments, each with the blanks after it."""
     end = 0
     for segment in segments:
-        start = text.find(segment, end) if segment.strip() else -1
-        if start < 0:
+        found = re.compile(rf"{re.escape(segment)}\s*").search(text, end) if segment.strip() else None
+        if found is None:
             raise ValueError(f"expected {segment!r} in the text after the segment before it; it is not there.")
-        end = _after_blanks(text, start + len(segment), len(text))
-        yield start, end
+        end = found.end()
+        yield found.span()
 
 
 def _split(text: str, place: Place, pattern: re.Pattern) -> Iterable[Place]:
-    """The parts of a place after each match of the pattern, with the blanks after them."""
+    """The parts of a place, each with the match of the pattern at its end."""
     start, stop = place
     ends = [match.end() for match in pattern.finditer(text, start, stop)]
     for end in [*ends, stop]:
         if text[start:end].strip():
-            following = _after_blanks(text, end, stop)
-            yield start, following
-            start = following
-
-
-def _after_blanks(text: str, start: int, stop: int) -> int:
-    """The first place from `start` on that is no blank, or `stop`."""
-    rest = text[start:stop]
-    return stop - len(rest.lstrip())
+            yield start, end
+            start = end

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
 
 NEGLIGIBLE = 0.01  # share of the largest magnitude below which a score is not printed
+APOSTROPHE = re.compile(r"\b['’]\b")  # of a contraction: a quotation mark has no letter on one side
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
@@ -86,8 +87,8 @@ class Text:
 def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
     """Tokenize a text, truncated to `limit` word pieces.
 
-    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks; of a tokenizer
-    without character offsets each piece is one.
+    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks; a contraction such
+    as "can't" is one word. Of a tokenizer without character offsets each piece is one.
 
     Raises:
         ValueError: the text has no word, or its parts are asked of a tokenizer without character offsets.
@@ -159,7 +160,8 @@ def _starts(text: Text, begun: Iterable[int]) -> list[int]:
     """
     written, starts = text.written, {0}
     after_blanks = [match.start() for match in re.finditer(r"\S+", written)]
-    for place in {*begun, *after_blanks}:
+    inside = chain.from_iterable(match.span() for match in APOSTROPHE.finditer(written))
+    for place in {*begun, *after_blanks}.difference(inside):
         before, here = written[place - 1 : place], written[place : place + 1]
         # some pre-tokenizers split words at their marks
         if not (_is_mark(here) or (_is_mark(before) and here.isalpha())):
