@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
+from hf_bidir.common.files import RECORD, read_json
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
@@ -226,13 +227,18 @@ def _details(cache: ForwardCache, example: Example, request: Request) -> dict[st
 
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:
-    """A sentence each where a text was cut, and on the words for which the tokenizer has no piece."""
-    notes = []
+    """A sentence each where a text was cut, or is longer than those of the training, and on words without a piece."""
+    notes: list[str] = []
+    if example.grid is not None:
+        return notes
     if example.truncated:
         notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is not None:
-        places = example.token_of_piece[example.inputs["input_ids"][0] == unknown].tolist()
+    recipe = read_json(Path(tokenizer.name_or_path, RECORD)).get("recipe", {})
+    length = len(example.token_of_piece)
+    if length > recipe.get("max_length", length):
+        notes.append(f"The text has {length} word pieces; the model was trained on at most {recipe['max_length']}.")
+    if tokenizer.unk_token_id is not None:
+        places = example.token_of_piece[example.inputs["input_ids"][0] == tokenizer.unk_token_id].tolist()
         words = [visible(shortened(example.tokens[at])) for at in places if not example.special[at]]
         if words:
             named = ", ".join(dict.fromkeys(words))

@@ -23,6 +23,7 @@ from hf_bidir.explain.request import Request
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of each generated token minus the mean of all logits"
+NO_VERDICT = "There is no verdict: it would need a single prediction, and each generated token is one."
 ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION = METHODS["contributions"].unit
 MAGNITUDE = "mean |a|"
@@ -63,6 +64,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Ali
         reading=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}: {METHODS['contributions'].how_to_read}.",
         scores={unit: example.by_token(rows.cpu()) for unit, rows in scores.items()},
         first_length=len(example.tokens),
+        notes=[NO_VERDICT],
     )
 
 
@@ -143,7 +145,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
         first_length=len(example.tokens),
         has_signs=method.explains_output,
         probabilities=_shares(cache, generated, positions),
-        notes=list(filter(None, [note, sink])),
+        notes=list(filter(None, [note, sink, NO_VERDICT])),
         **_totals(tokenizer, prompt, example, scores[:, : len(example.token_of_piece)], method),
     )
 
@@ -152,7 +154,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
 def _shares(cache: ForwardCache, ids: Tensor, positions: Tensor) -> list[float]:
     """The probabilities of these tokens at the positions that predict them."""
     probabilities = cache.outputs_alone.logits[0, positions].float().softmax(-1).cpu()
-    return probabilities.gather(-1, ids.unsqueeze(-1)).squeeze(-1).tolist()
+    return probabilities[torch.arange(len(ids)), ids].tolist()
 
 
 def _totals(tokenizer: Any, prompt: Text, example: Example, scores: Tensor, method: Method) -> dict[str, Any]:

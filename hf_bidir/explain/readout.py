@@ -148,6 +148,7 @@ class Prediction:
     Attributes:
         explained: the prediction and y, in words.
         value: y.
+        definition: what y is, a sentence, unless `explained` says it.
         prediction, probability: the predicted class or token, and its share; None for a model that predicts none.
         target: the explained class or token; None for a model without a head.
         instead_of: the one that it is contrasted with.
@@ -155,6 +156,7 @@ class Prediction:
 
     explained: str
     value: float
+    definition: str = ""
     prediction: str | None = None
     probability: float | None = None
     target: int | None = None
@@ -205,13 +207,13 @@ def _of_class(
 
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
     probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
-    y, foil = f"the logit of {name(target)}", None
+    y, foil = f"y is the logit of {name(target) if target != predicted else 'the prediction'}", None
     if readout.foils is not None:
         foil = int(readout.foils[index])
         y += f" minus that of {name(foil)}"
     elif names_tokens:
         y += " minus the mean of all tokens"
-    other = f" ({name(target)} has {percent(float(probabilities[target]))})" if target != predicted else ""
+    other = f". Explained: {name(target)}, {percent(float(probabilities[target]))}" if target != predicted else ""
     probability = float(probabilities[predicted])
-    explained = f"{name(predicted)}, {percent(probability)}. Explained: y, {y}, {signed(value)}{other}."
-    return Prediction(explained, value, name(predicted), probability, target, foil)
+    explained = f"{name(predicted)}, {percent(probability)}{other} (y = {signed(value)})."
+    return Prediction(explained, value, f"{y}. ", name(predicted), probability, target, foil)

@@ -109,7 +109,7 @@ class Explanation(Prediction, Result):
         caption = method.caption(self.layer, self.head, images=self.example.grid is not None)
         whole = method.explains_output and (self.layer, self.head) == (None, None)
         sums = f"; {method.sums}" if whole else ""
-        return f"{caption}: {method.how_to_read}{sums}."
+        return f"{self.definition}{caption}: {method.how_to_read}{sums}."
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""

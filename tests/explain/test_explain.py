@@ -77,6 +77,15 @@ def test_a_text_that_is_too_long_is_cut_with_a_note():
     assert "last 10 word pieces were left out" in found.notes[0]
 
 
+def test_a_text_that_is_longer_than_those_of_the_training_has_a_note(tmp_path):
+    words = tokenizer()
+    words.name_or_path = str(tmp_path)
+    (tmp_path / "run.json").write_text('{"recipe": {"max_length": 5}}')
+    longer, as_long = explain(model(), words, ["a good bad film", "a good film"], "contributions")
+    assert longer.notes[0] == "The text has 6 word pieces; the model was trained on at most 5."
+    assert not any("trained" in note for note in as_long.notes)
+
+
 def test_words_without_a_piece_are_named():
     found = explained("a xyzzy good qwrtp xyzzy film")
     assert found.notes[0] == "Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."
@@ -132,7 +141,7 @@ def test_what_is_explained_of_a_model_without_probabilities():
     logits = several(**inputs).logits[0]
     found = explain(several, tokenizer(), TEXTS[0])
     assert found.probability == pytest.approx(logits.max().sigmoid().item())
-    assert f", {percent(found.probability)}. Explained" in found.explained
+    assert f", {percent(found.probability)} (y = " in found.explained
 
 
 def test_the_prediction_and_the_share_of_another_target_are_named():
@@ -141,8 +150,8 @@ def test_the_prediction_and_the_share_of_another_target_are_named():
     predicted = max(shares, key=shares.get)
     for target, share in shares.items():
         text = explained(TEXTS[0], target=target).explained
-        assert text.startswith(f"{predicted}, {percent(shares[predicted])}. ")
-        assert (f"({target} has {percent(share)})" in text) == (target != predicted)
+        assert text.startswith(f"{predicted}, {percent(shares[predicted])}")
+        assert (f". Explained: {target}, {percent(share)} (y = " in text) == (target != predicted)
 
 
 @pytest.mark.parametrize("method", ["contributions", "erasure"])
@@ -153,7 +162,7 @@ def test_a_contrast_explains_the_difference_of_two_logits(method):
         torch.testing.assert_close(both.scores, positive.scores - negative.scores, atol=1e-4, rtol=1e-3)
         assert both.value == pytest.approx(positive.value - negative.value, abs=1e-5)
         assert (both.target, both.instead_of) == (1, 0)
-        assert "the logit of positive minus that of negative" in both.explained
+        assert " minus that of negative. " in both.reading
 
 
 def test_a_masked_language_model_is_explained_at_the_mask():
@@ -161,7 +170,7 @@ def test_a_masked_language_model_is_explained_at_the_mask():
     found = explain(masked, tokenizer(), "a [MASK] film", target="good")
     logits = masked(**tokenizer()("a [MASK] film", return_tensors="pt")).logits[0, 2]
     assert found.value == pytest.approx((logits[6] - logits.mean()).item(), abs=1e-5)
-    assert 'Explained: y, the logit of "good" minus the mean of all tokens' in found.explained
+    assert 'y is the logit of "good" minus the mean of all tokens. ' in found.reading
     with pytest.raises(ValueError, match=r"\[MASK\] in the text"):
         explain(masked, tokenizer(), "a film")
 

@@ -19,10 +19,11 @@ def run(*words):
 def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
     result = run(checkpoint, f"{TEXT} <script>alert(1)</script>", "--details", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert re.match(r"(positive|negative), \d+\.\d %\. ", result.stdout)
+    assert re.match(r"(positive|negative), \d+\.\d % \(y = ", result.stdout)
     assert "\x1b" not in result.stdout
     assert "Loading" in result.stderr
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
+    assert f"Saved with the details: {tmp_path}" in result.output
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert ("&lt;script&gt;" in page, "<script" in page) == (True, False)
     assert "Contribution of each layer and head" in page.partition("<details>")[2]

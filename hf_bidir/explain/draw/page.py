@@ -78,8 +78,8 @@ class Section:
 
 
 def rendered(template: str, **values: object) -> str:
-    """A template of this folder with its values; every value is escaped."""
-    environment = Environment(loader=PackageLoader("hf_bidir.explain.draw", "."), autoescape=True)
+    """A template of the package, such as "explain/draw/page.html", with its values; every value is escaped."""
+    environment = Environment(loader=PackageLoader("hf_bidir", "."), autoescape=True)
     return environment.get_template(template).render(**values)
 
 
@@ -181,7 +181,7 @@ def figure_of(result: Any) -> Figure:
 def page_of(result: Any) -> str:
     """The scores of an `Explanation` or `Alignment` as a whole page."""
     sections = list(sections_of(result))
-    return rendered("page.html", result=result, sections=sections, reading=result.reading)
+    return rendered("explain/draw/page.html", result=result, sections=sections, reading=result.reading)
 
 
 def fragment_of(results: Sequence[Any], more: str = "", scale: Scale | None = None) -> str:
@@ -189,7 +189,7 @@ def fragment_of(results: Sequence[Any], more: str = "", scale: Scale | None = No
     readings = list(dict.fromkeys(result.reading for result in results))
     reading = readings.pop() if len(results) == 1 else ""
     contents = [(result, list(sections_of(result, scale))) for result in results]
-    return rendered("fragment.html", contents=contents, reading=reading, readings=readings, more=more)
+    return rendered("explain/draw/fragment.html", contents=contents, reading=reading, readings=readings, more=more)
 
 
 def write_page(path: str | Path, page: str) -> None:

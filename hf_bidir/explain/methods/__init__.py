@@ -15,8 +15,8 @@ from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 CHEAP_NOTE = (
-    "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass and is less "
-    'faithful. Choose method="{best}" (--method {best}) to wait for it.'
+    "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass. Choose "
+    'segments="sentences" (--segments sentences) for {best} of sentences, or method="{best}" (--method {best}) to wait.'
 )
 
 
