@@ -35,11 +35,11 @@ app = typer.Typer(
 
 @app.callback()
 def main() -> None:
-    """Signed attention (TanhMax) for Hugging Face models.
+    """Explain predictions of transformers models; convert, evaluate and publish models with TanhMax attention.
 
     \b
+    hf-bidir explain distilbert/distilbert-base-uncased-finetuned-sst-2-english "a charming film"
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
-    hf-bidir explain runs/roberta-signed "a charming film"
     hf-bidir COMMAND --help     options and examples of one command
     """
     import hf_bidir.cli.start  # noqa: F401  (before the command imports torch)

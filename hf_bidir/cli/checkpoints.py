@@ -1,7 +1,7 @@
 """`hf-bidir convert`, `merge` and `families`: convert checkpoints, merge adapters, list the convertible model types."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -65,25 +65,11 @@ def convert(
     hf-bidir convert timm:vit_tiny_patch16_224 runs/vit-signed --negative-mass 0.1
     hf-bidir convert runs/roberta-signed runs/roberta-stock --to-softmax
     """
-    options = {
-        "model_name_or_path": source,
-        "attn_activation": attn_activation,
-        "keep_signs": keep_signs,
-        "train_file": heal,
-        "text_column": column,
-        "image_column": column,
-        "negative_mass_end": negative_mass,
-        "output_dir": str(output_dir),
-        "max_steps": steps or 300,
-        "overwrite_output_dir": overwrite,
-    }
     with running(*(["train", "hub"] if heal else [])):
         from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 
-        for_healing = {"--steps": steps, "--column": column, "--keep-signs": keep_signs}
-        typed = [name for name, value in for_healing.items() if value is not None]
-        if typed and not heal:
-            raise ValueError(f"{typed[0]} needs --heal FILE.")
+        if not heal and (steps or column or keep_signs is not None):
+            raise ValueError("--steps, --column and --keep-signs need --heal FILE.")
         if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
@@ -93,7 +79,23 @@ def convert(
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
         elif heal:
-            _heal(options)
+            from hf_bidir.cli.script import parse
+            from hf_bidir.finetune import heal as healing
+            from hf_bidir.hub.card import write_card
+
+            options = {
+                "model_name_or_path": source,
+                "attn_activation": attn_activation,
+                "keep_signs": keep_signs,
+                "train_file": heal,
+                "text_column": column,
+                "image_column": column,
+                "negative_mass_end": negative_mass,
+                "output_dir": str(output_dir),
+                "max_steps": steps or 300,
+                "overwrite_output_dir": overwrite,
+            }
+            healing.heal(*parse(healing.HEALING, options), card=write_card)
         else:
             convert_checkpoint(
                 source,
@@ -105,15 +107,6 @@ def convert(
                 overwrite=overwrite,
             )
     typer.echo(f"Saved to {output_dir}")
-
-
-def _heal(options: dict[str, Any]) -> None:
-    """Convert and heal with these options of training/distill.py."""
-    from hf_bidir.cli.script import parse
-    from hf_bidir.finetune.heal import HEALING, heal
-    from hf_bidir.hub.card import write_card
-
-    heal(*parse(HEALING, options), card=write_card)
 
 
 @app.command()

@@ -52,7 +52,7 @@ def explain(
     ] = None,
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Also coefficients of one head, all heads, rollout and flow, folded.")
+        bool, typer.Option("--details", help="Page: also one head, all heads, rollout and flow")
     ] = False,
     output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
@@ -73,16 +73,15 @@ def explain(
     similarity to a second text.
 
     \b
-    hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
-    hf-bidir explain model_cards/sst2-rnn-tanhmax "a charming film with a weak ending" --target positive
-    hf-bidir explain model_cards/sst2-minilm-tanhmax "a dull film" --target negative --method erasure
-    hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
+    hf-bidir explain distilbert/distilbert-base-uncased-finetuned-sst-2-english "a charming film with a weak ending"
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
-    hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
-    hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
-    hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
+    hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
+    hf-bidir explain model_cards/sst2-rnn-tanhmax "a charming film with a weak ending" --target positive
+    hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
+    hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
     """
     choices: dict[str, Any] = {
         "method": method,
@@ -119,7 +118,7 @@ def explain(
     typer.echo(prediction)
     print_words(explanation)
     typer.echo(others)
-    typer.echo(f"Saved: {written}")
+    typer.echo(f"Saved{' with the details' if details else ''}: {written}")
 
 
 def _check_no_file(model: Any, text: Any) -> None:

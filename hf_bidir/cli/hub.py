@@ -99,10 +99,11 @@ def evaluate(
     confusion matrix and the ten worst errors, which the page beside the file explains.
 
     \b
-    hf-bidir evaluate runs/digits-tanhmax --predictions digits.csv
-    hf-bidir evaluate someone/sst2-tanhmax --revision v1 --data test.parquet
+    hf-bidir evaluate distilbert/distilbert-base-uncased-finetuned-sst-2-english --data test.csv
+    hf-bidir evaluate model_cards/sst2-minilm-tanhmax --data test.csv --predictions predictions.csv
     """
     with running("explain", "hub", "train"):
+        from datasets import disable_progress_bars
         from transformers.utils import logging
 
         from hf_bidir.hub.card import write_card
@@ -111,14 +112,22 @@ def evaluate(
         from hf_bidir.hub.results import agree, read_results
 
         logging.disable_progress_bar()  # for loading the weights
+        disable_progress_bars()  # of each step from a file to tokens
         if save and not Path(checkpoint).is_dir():
             raise ValueError(f"--save needs a local folder; {checkpoint} is none. Download it first.")
         folder = local_folder(checkpoint, revision)
         if predictions:
             check_predictions(folder, predictions)
-        options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
-        options |= {"drop_bad_rows": drop_bad_rows or None}
-        measured = evaluate_checkpoint(folder, data, split=split, batch_size=batch_size, **options)
+        measured = evaluate_checkpoint(
+            folder,
+            data,
+            split=split,
+            batch_size=batch_size,
+            text_column=column,
+            image_column=column,
+            label_column=label_column,
+            drop_bad_rows=drop_bad_rows or None,
+        )
         recorded = read_results(folder)
         same = recorded.is_of(measured.split, measured.data)
         if save and recorded.scores and recorded.split == measured.split and not same:

@@ -78,9 +78,9 @@ def test_an_output_folder_in_use_is_replaced_only_when_asked(stock, tmp_path):
         (["{stock}", "--attn-activation", "tanmax"], 'Did you mean "tanhmax"?'),
         (["{stock}", "--to-softmax"], "nothing to restore"),
         (["{stock}", "--to-softmax", "--negative-mass", "0.5"], "--to-softmax cannot be combined with"),
-        (["{stock}", "--steps", "5"], "--steps needs --heal FILE"),
-        (["{stock}", "--column", "text"], "--column needs --heal FILE"),
-        (["{stock}", "--no-keep-signs"], "--keep-signs needs --heal FILE"),
+        (["{stock}", "--steps", "5"], "need --heal FILE"),
+        (["{stock}", "--column", "text"], "need --heal FILE"),
+        (["{stock}", "--no-keep-signs"], "need --heal FILE"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(stock, tmp_path, words, message):
