@@ -42,6 +42,7 @@ from hf_bidir.hub.predictions import ROW, Predictions
 from hf_bidir.hub.results import EVALUATION, PREFIXES, Results, in_words, scores_of
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
+SHORT = 1000  # examples up to which an evaluation shows no bar
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models
 ARGUMENTS: dict[str, Any] = {  # the data options of the training script, by task
     "text-classification": TextDataArguments,
@@ -116,7 +117,7 @@ def evaluate_checkpoint(
     share: float | None = None
     without: float | None = None
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = _trainer(model, scratch, batch_size, collator)
+        trainer = _trainer(model, scratch, batch_size, collator, disable_tqdm=len(examples) < SHORT)
         output = trainer.predict(examples)
         scores = _scores(output)
         if is_signed(type(model.config).model_type) and not is_softmax(model.config):
@@ -146,7 +147,7 @@ def comparison(measured: Evaluation, recorded: Results) -> str:
         lines.append(_row(in_words(name), *(f"{number:.4f}" for number in numbers)))
     if measured.negative_share is not None:
         metric = next(iter(measured.scores))
-        lines.append(_row("negative among coefficients above 0.001", f"{measured.negative_share:.1%}"))
+        lines.append(_row("attention coefficients < 0 (|a| > 0.001)", f"{measured.negative_share:.1%}"))
         lines.append(_row(f"{metric} with those set to 0", f"{measured.without_negatives:.4f}"))
     if not compared:
         lines.append("The checkpoint's records have no scores on these data, so nothing was compared.")
@@ -191,7 +192,9 @@ def _load(folder: Path) -> PreTrainedModel:
     return model
 
 
-def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Callable) -> SignedTrainer:
+def _trainer(
+    model: PreTrainedModel, scratch: str, batch_size: int, collator: Callable, disable_tqdm: bool
+) -> SignedTrainer:
     causal = kind_of(model).causal
     args = TrainingArguments(
         output_dir=scratch,
@@ -200,6 +203,7 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
         report_to="none",
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=disable_tqdm,
     )
     if causal:
         return CausalTrainer(model=model, args=args, data_collator=collator)

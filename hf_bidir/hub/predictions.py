@@ -1,6 +1,5 @@
 """What a classifier predicts for each example: a table, the confusion matrix, and the worst errors, explained."""
 
-import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,15 +7,13 @@ from typing import Any
 
 import pandas as pd
 from datasets import Dataset, Image
-from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PredictionOutput
 
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.inputs.text import shortened, visible
-
-logger = logging.getLogger(__name__)
 
 ROW = "row"  # column with the number of a row in the data
 WORST = 10  # errors that are explained
@@ -99,29 +96,24 @@ class Predictions:
         Returns:
             The page, which has the name of the table and ends with .html.
         """
+        from hf_bidir.explain.draw.page import rendered, write_page
+
         page = Path(path).with_suffix(".html")
-        environment = Environment(loader=PackageLoader("hf_bidir.hub", "."), autoescape=True)
-        template = environment.get_template("predictions.html")
         with replacing(Path(path)) as temporary:
             self.table.to_csv(temporary, index=False)
-        content = template.render(predictions=self, explanations=self._explanations())
-        with replacing(page) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+        write_page(page, rendered("hub/predictions.html", predictions=self, explanations=self._explanations()))
         return page
 
     def _explanations(self) -> list[str]:
-        """The explanations of the worst errors as HTML; empty, and a line in the log, for what cannot be explained."""
-        inputs = [self.examples[int(row)][self.column] for row in self.worst.index]
+        """The explanations of the worst errors as HTML, or why one cannot be explained."""
         processor = getattr(self.collator, "tokenizer", None) or self.collator.processor
-        pages, reasons = [], set()
-        for each in inputs:  # one by one, with the method and the verdict of a single input
+        pages = []
+        for row in self.worst.index:  # one by one, with the method and the verdict of a single input
             try:
                 from hf_bidir.explain import explain
 
-                pages.append(explain(self.model, processor, each)._repr_html_())
+                found = explain(self.model, processor, self.examples[int(row)][self.column])
+                pages.append(Markup(found._repr_html_()))
             except (ModuleNotFoundError, ValueError) as error:
-                pages.append("")
-                reasons.add(str(error))
-        for reason in sorted(reasons):
-            logger.warning("Errors are not explained: %s", reason)
+                pages.append(f"It is not explained: {error}")
         return pages
