@@ -16,14 +16,11 @@ except ImportError as error:
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Limits of |t| below which 2^t - 2^-t would cancel. For half precision sinh(s) = s suffices there, exact to 4e-5, as is
-# the difference above the limit; fp32 uses four terms of the series, exact to 1e-8.
-LINEAR_BELOW = tl.constexpr(0.0144)
-SERIES_BELOW = tl.constexpr(0.7)
+SERIES_BELOW = tl.constexpr(0.7)  # |t| below which 2^t - 2^-t would cancel in fp32
 # Precisions of matrix products, the last for bf16 in the interpreter, which cannot multiply it.
 TF32, TF32X3, WIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al. 2011)
-SCANNED = tl.constexpr(1024)  # entries of a mask or of normalisers that a program reads at once
+SCANNED = tl.constexpr(1024)  # entries of a mask that a program reads at once
 
 
 class Rows(NamedTuple):
@@ -336,26 +333,14 @@ def unscaled_hyperbolic(t):
 
 
 @triton.jit
-def restore_digits(sinh, cosh, t, level, small, EXACT: tl.constexpr):
-    """`sinh` with the digits that `2^t - 2^-t` loses near 0: in fp32 everywhere, else in rows of only `small` scores.
+def restore_digits(sinh, t, level):
+    """`sinh` with the digits that `2^t - 2^-t` loses near 0, by four terms of the series, exact to 1e-8.
 
     Gradients of queries and keys do not need it, because in them cosh outweighs the loss.
     """
-    if EXACT:
-        square = t * t * (LN2 * LN2)
-        series = t * (2 * LN2 * tl.exp2(-level)) * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
-        return tl.where(tl.abs(t) < SERIES_BELOW, series, sinh)
-    return tl.where(small, t * (LN2 * cosh), sinh)  # tanh(s) = s
-
-
-@triton.jit
-def has_small_rows(log_totals, rows):
-    """Whether a head has a row of only small scores, which a negative logarithm of its normaliser marks."""
-    lowest = 1.0
-    for first in range(0, rows, SCANNED):
-        at = first + tl.arange(0, SCANNED)
-        lowest = tl.minimum(lowest, tl.min(tl.load(log_totals + at, mask=at < rows, other=1.0), 0))
-    return lowest < 0
+    square = t * t * (LN2 * LN2)
+    series = t * (2 * LN2 * tl.exp2(-level)) * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+    return tl.where(tl.abs(t) < SERIES_BELOW, series, sinh)
 
 
 @triton.jit

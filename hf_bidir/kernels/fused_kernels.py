@@ -9,7 +9,6 @@ computes `2^x`.
 from typing import Any, NamedTuple
 
 from hf_bidir.kernels.fused_blocks import (
-    LINEAR_BELOW,
     LN2,
     Head,
     Pairs,
@@ -18,7 +17,6 @@ from hf_bidir.kernels.fused_blocks import (
     capped,
     columns_in_reach,
     dropout_keep,
-    has_small_rows,
     hyperbolic,
     kept_extent,
     kept_pairs,
@@ -44,13 +42,11 @@ FEW_KEYS = tl.constexpr(32)  # keys per block in the second pass, which must not
 # Without a level, sinh and cosh of a row fit into fp32 up to here, together with the products with its values.
 LARGEST_TOTAL = tl.constexpr(2.0**100)
 LARGEST_SUM = tl.constexpr(2.0**120)
-# 2 cosh of scores below LINEAR_BELOW, with a margin for rounding in their sum
-SMALL_MEAN = tl.constexpr(2.00012)
 
 
 class Result(NamedTuple):
-    """The context, and per row `[batch, heads, queries]` log2(sum 2 cosh): negative for a row of only small scores,
-    infinite for a row without kept keys."""
+    """The context, and per row `[batch, heads, queries]` log2(sum 2 cosh), infinite for a row without kept
+    keys."""
 
     context: Rows
     normaliser: Any
@@ -95,44 +91,35 @@ def forward_kernel(problem, result, code: tl.constexpr):
 @triton.jit
 def attend_block(q, head, rows, reach, code: tl.constexpr):
     """The logarithm of the normaliser and the context of every row `[rows]`, over the keys in reach."""
-    total, peak, summed, count = summed_over_keys(q, head, rows, reach, code, False)
-    if not code.exact:
-        # Rare. A second pass for these rows is cheaper than more work in every first pass.
-        if code.levelled:
-            again = (peak > 0) & (peak < LINEAR_BELOW)
-        else:  # comparisons with NaN are False
-            fits = (total < LARGEST_TOTAL) & (tl.sum(tl.abs(summed), 1) < LARGEST_SUM)
-            again = (count > 0) & ((total < count * SMALL_MEAN) | (fits == 0))
-        if tl.max((again & (rows < head.problem.queries)).to(tl.int32), 0) > 0:
+    total, peak, summed = summed_over_keys(q, head, rows, reach, code, False)
+    if not code.levelled:  # comparisons with NaN are False
+        fits = (total < LARGEST_TOTAL) & (tl.sum(tl.abs(summed), 1) < LARGEST_SUM)
+        if tl.max(((fits == 0) & (rows < head.problem.queries)).to(tl.int32), 0) > 0:
             all_masked = Reach(reach.first, reach.first, reach.first, reach.last)
-            total, peak, summed, count = summed_over_keys(q, head, rows, all_masked, code, True)
+            total, peak, summed = summed_over_keys(q, head, rows, all_masked, code, True)
     # beyond 2^31 the rounding error of the level exceeds the range of an exponent
     total = tl.where(peak < 2147483648.0, total, float("nan"))
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     log_total = tl.where(empty, float("inf"), peak + tl.log2(total))
-    if not code.exact:  # at least 1, since 2 cosh is at least 2, so the sign can mark rows of small scores
-        log_total = tl.where((peak > 0) & (peak < LINEAR_BELOW), -log_total, log_total)
     return log_total, summed * (1 / total)[:, None]
 
 
 @triton.jit
 def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constexpr):
-    """Per row: the sum of cosh, its level, the sum of sinh times values, and the number of kept keys (unless levelled).
+    """Per row: the sum of cosh, its level, and the sum of sinh times values.
 
     The level is the largest |score| so far; both sums are scaled by `2^-level`. Where `code` has none, it stays 0: sums
     need no rescaling and exponentials no maximum, and a row whose sums leave the range of fp32 is found by their
-    values. The second pass has a level and restores the digits of small scores.
+    values. The second pass, AGAIN, has a level.
     """
     ROWS: tl.constexpr = code.rows
     VALUE_PAD: tl.constexpr = code.value_pad
     LEVELLED: tl.constexpr = code.levelled or AGAIN
-    CAREFUL: tl.constexpr = code.exact or AGAIN
     COLUMNS: tl.constexpr = FEW_KEYS if AGAIN else code.columns
     FIRST_PART: tl.constexpr = 2 if AGAIN else (0 if head.problem.window is not None else 1)
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.zeros([ROWS], tl.float32)
-    count = tl.zeros([ROWS], tl.float32)
     summed = tl.zeros([ROWS, VALUE_PAD], tl.float32)
     for part in tl.static_range(FIRST_PART, 3):
         begin, end = part_of(reach, part)
@@ -149,20 +136,16 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
                 level = tl.maximum(peak, tl.max(tl.abs(t), 1) * unit)
                 t *= unit  # after the maximum, so that it is fused with the subtraction of the level
                 sinh, cosh = hyperbolic(t, level[:, None])
-                if CAREFUL:
-                    small = (level < LINEAR_BELOW)[:, None]
-                    sinh = restore_digits(sinh, cosh, t, level[:, None], small, code.exact)
+                if code.exact:
+                    sinh = restore_digits(sinh, t, level[:, None])
                 fading = tl.exp2(peak - level)
                 total = total * fading
                 summed = summed * fading[:, None]
                 peak = level
             else:
                 sinh, cosh = unscaled_hyperbolic(t)
-                if part == 1:
-                    count += COLUMNS
-                else:
+                if part != 1:
                     sinh = tl.where(kept, sinh, 0.0)
-                    count += tl.sum(kept.to(tl.float32), 1)
             if part != 1:
                 cosh = tl.where(kept, cosh, 0.0)
             total += tl.sum(cosh, 1)
@@ -170,7 +153,7 @@ def summed_over_keys(q, head, rows, reach, code: tl.constexpr, AGAIN: tl.constex
                 sinh = tl.where(dropout_keep(head, rows, column, COLUMNS), sinh, 0.0)
             v = load_rows(head.value, column, head.problem.keys, COLUMNS, code.value_size, code.value_pad)
             summed += matmul(rounded(sinh, v.dtype, code.precision), v, code.precision)
-    return total, peak, summed, count
+    return total, peak, summed
 
 
 @triton.jit
@@ -231,7 +214,7 @@ def query_gradient_kernel(problem, upstream, result, gradients, code: tl.constex
     context = matrix_of(result.context, example, h, code.unit)
     o = load_rows(context, first_row, problem.queries, code.rows, code.value_size, code.value_pad)
     delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-    level = tl.abs(tl.load(result.normaliser + places, mask=inside, other=float("inf")))
+    level = tl.load(result.normaliser + places, mask=inside, other=float("inf"))
     tl.store(gradients.delta + places, delta, mask=inside)
     summed = tl.zeros([ROWS, HEAD_PAD], tl.float32)
     shifted = tl.zeros([ROWS], tl.float32)
@@ -293,9 +276,6 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
         head = Head(problem, example, h, h, query, key, value, shift, seed)
         places = row_of(problem, example, h)
         grad_context = matrix_of(upstream, example, h, code.unit)
-        careful = code.exact
-        if not code.exact:
-            careful = has_small_rows(normaliser + places, problem.queries)
         reach = rows_in_reach(head, first_column, code)
         for part in tl.static_range(3):
             begin, end = part_of(reach, part)
@@ -305,14 +285,13 @@ def key_value_gradient_kernel(problem, upstream, normaliser, delta, gradients, c
                 q = load_rows(head.query, row, problem.queries, code.rows, code.head_size, code.head_pad)
                 g = load_rows(grad_context, row, problem.queries, code.rows, code.value_size, code.value_pad)
                 # 2^-inf = 0 for rows after the last one
-                log_total = tl.load(normaliser + places + rows, mask=inside, other=float("inf"))[None, :]
+                level = tl.load(normaliser + places + rows, mask=inside, other=float("inf"))[None, :]
                 d = tl.load(delta + places + rows, mask=inside, other=0.0)[None, :]
                 products = matmul(k, tl.trans(q), code.precision)
-                level = tl.abs(log_total)
                 pairs = rows[None, :], columns
                 t, a, c, slope = coefficients_of(products, head, pairs, level, code, part != 1)
-                if careful:
-                    a = restore_digits(a, c, t, level, log_total < 0, code.exact)
+                if code.exact:
+                    a = restore_digits(a, t, level)
                 grad_a = matmul(v, tl.trans(g), code.precision)
                 applied = a
                 if problem.seed is not None:
@@ -387,8 +366,7 @@ def merge_kernel(problem, parts, result, splits, code: tl.constexpr):
     part = tl.cast(split, tl.int64) * (tl.num_programs(0) // (problem.heads * queries)) + example
     places = parts.normaliser + row_of(problem, part, h) + query
     log_total = tl.load(places, mask=split < splits, other=float("inf"))
-    empty = log_total == float("inf")
-    level = tl.where(empty, -float("inf"), tl.abs(log_total))
+    level = tl.where(log_total == float("inf"), -float("inf"), log_total)
     highest = tl.max(level, 0)
     highest = tl.where(highest == -float("inf"), 0.0, highest)
     weight = tl.exp2(level - highest)
@@ -400,7 +378,4 @@ def merge_kernel(problem, parts, result, splits, code: tl.constexpr):
     context = matrix_of(result.context, example, h, code.unit)
     summed = rounded(summed, result.context.pointer.dtype.element_ty, code.precision)
     tl.store(context.pointer + query * context.stride + size, summed, mask=size < code.value_size)
-    joint = tl.where(total == 0, float("inf"), highest + tl.log2(total))
-    # a row is marked as one of only small scores if all of its parts are
-    largest = tl.max(tl.where(empty, -float("inf"), log_total), 0)
-    tl.store(result.normaliser + row, tl.where((largest < 0) & (total != 0), -joint, joint))
+    tl.store(result.normaliser + row, tl.where(total == 0, float("inf"), highest + tl.log2(total)))

@@ -73,16 +73,8 @@ def launch(name: str, call: Prepared, arguments: tuple, sequences: int, length: 
     compiled, code = _ready[key]
     block = code.columns if name == "key_value_gradient" else code.rows
     grid = (sequences * -(-length // block), 1, 1)
-    if _several_gpus():
-        with torch.cuda.device_of(call.problem.query.pointer):  # Triton launches kernels on the current device
-            compiled[grid](*arguments, code)
-    else:
+    with torch.cuda.device_of(call.problem.query.pointer):  # Triton launches kernels on the current device
         compiled[grid](*arguments, code)
-
-
-@lru_cache
-def _several_gpus() -> bool:
-    return torch.cuda.is_available() and torch.cuda.device_count() > 1
 
 
 def _compiled(name: str, arguments: tuple, code: Code) -> Ready:
@@ -157,11 +149,5 @@ def tilings() -> dict[str, Tiling]:
 
 
 def _gpu(device: torch.device) -> str:
-    """The compute capability, such as "9.0"; of one without tilings OTHERS."""
-    if INTERPRETED:
-        return OTHERS
-    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    if capability in ARCHITECTURES or any(entry.startswith(f"{capability} ") for entry in tilings()):
-        return capability
-    logger.warning_once(f"signed attention: no tilings for compute capability {capability}; uses those of {OTHERS}.")
-    return OTHERS
+    """The compute capability, such as "9.0"."""
+    return OTHERS if INTERPRETED else ".".join(map(str, torch.cuda.get_device_capability(device)))
