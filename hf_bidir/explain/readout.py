@@ -148,19 +148,19 @@ class Prediction:
     Attributes:
         explained: the prediction and y, in words.
         value: y.
-        definition: what y is, a sentence, unless `explained` says it.
         prediction, probability: the predicted class or token, and its share; None for a model that predicts none.
         target: the explained class or token; None for a model without a head.
         instead_of: the one that it is contrasted with.
+        definition: what y is, a sentence, unless `explained` says it.
     """
 
     explained: str
     value: float
-    definition: str = ""
     prediction: str | None = None
     probability: float | None = None
     target: int | None = None
     instead_of: int | None = None
+    definition: str = ""
 
     @property
     def least(self) -> float:
@@ -216,4 +216,4 @@ def _of_class(
     other = f". Explained: {name(target)}, {percent(float(probabilities[target]))}" if target != predicted else ""
     probability = float(probabilities[predicted])
     explained = f"{name(predicted)}, {percent(probability)}{other} (y = {signed(value)})."
-    return Prediction(explained, value, f"{y}. ", name(predicted), probability, target, foil)
+    return Prediction(explained, value, name(predicted), probability, target, foil, f"{y}. ")
