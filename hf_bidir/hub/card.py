@@ -194,13 +194,14 @@ def _model_index(kind: Kind | None, results: Results) -> list[EvalResult]:
     source = results.data.get("source")
     if not kind or not source:
         return []
+    title = results.data.get("title") or source
     index = []
     for name, value in results.overall.items():
         if METRICS[name]:
             result = EvalResult(
                 task_type=kind.task,
-                dataset_type=_data_set(results.data) or source,
-                dataset_name=results.data.get("title") or source,
+                dataset_type=_data_set(results.data) or (title if "sha256" in results.data else source),
+                dataset_name=title,
                 dataset_split=results.split,
                 metric_type=METRICS[name],
                 metric_name=name,
