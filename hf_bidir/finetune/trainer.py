@@ -47,6 +47,10 @@ class SignedTrainer(Trainer):
         self.eval_collator = eval_collator or self.data_collator
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if hasattr(model, "peft_config") else model
+        if self.label_smoother and getattr(model.config, "attn_selection", None) == "hard":
+            raise InputError(
+                "label_smoothing_factor replaces the loss by which hard selection learns; leave out one of the two"
+            )
         if not divides_by_all_labels(model):
             self.model_accepts_loss_kwargs = False
 

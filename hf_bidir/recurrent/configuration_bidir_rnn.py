@@ -11,12 +11,14 @@ from .scores import SCORES
 
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
 ATTN_SCORES = tuple(SCORES)
+ATTN_SELECTIONS = ("soft", "hard")
 DECODER_STYLES = ("luong", "bahdanau")
 CLASSIFIER_SCOPES = ("global", "local-p")
 DECODER_SCOPES = (*CLASSIFIER_SCOPES, "local-m", "none")
 CHOICES = {
     "encoder": ("none", "lstm", "gru"),
     "attn_score": ATTN_SCORES,
+    "attn_selection": ATTN_SELECTIONS,
     "decoder_style": (None, *DECODER_STYLES),
 }
 FIELDS: dict[str, Any] = {
@@ -30,6 +32,7 @@ FIELDS: dict[str, Any] = {
     "attn_scale": 5.0,
     "attn_scope": "global",
     "attn_window": None,
+    "attn_selection": "soft",
     "attn_activation": "tanhmax",
     "attn_negative_mass": 1.0,
     "dropout": 0.5,
@@ -70,6 +73,8 @@ class BidirRnnConfig(PretrainedConfig):
             also "local-m", those around the index of the step (same section), and "none": no attention; the context of
             every step is the encoder's last state (Cho et al. 2014).
         attn_window: positions on either side, for local scopes.
+        attn_selection: "soft", a weighted sum of all values; or "hard", a single value, sampled in training, and with
+            the coefficient of largest magnitude at evaluation.
         attn_activation: "tanhmax", "balanced", "softmax", "tanh" or a registered name.
         attn_negative_mass: `λ` of "tanhmax" and "balanced" in [0, 1]; a number, because there is one head.
         dropout: probability before the last linear layer.
@@ -111,7 +116,7 @@ class BidirRnnConfig(PretrainedConfig):
             write_code(Path(save_directory))
 
     def check_scope(self) -> None:
-        """Raise ValueError unless `attn_scope` fits `attn_window` and the model."""
+        """Raise ValueError unless `attn_scope` fits `attn_window`, `attn_selection` and the model."""
         scope, window = self.attn_scope, self.attn_window
         scopes = DECODER_SCOPES if self.decoder_style else CLASSIFIER_SCOPES
         if self.attn_score in SCORES_ALONE:
@@ -127,6 +132,8 @@ class BidirRnnConfig(PretrainedConfig):
                 f"expected an attn_window of at least 1 for a local attn_scope, and None for another; got {window} for "
                 f'attn_scope="{scope}".'
             )
+        if scope == "none" and self.attn_selection == "hard":
+            raise ValueError('attn_selection="hard" needs attention; attn_scope is "none".')
 
     def _check(self) -> None:
         get_attn_activation(self.attn_activation)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.finetune.arguments import PretrainedArguments, option
 from hf_bidir.finetune.models import attention_fields, label_fields
-from hf_bidir.recurrent.configuration_bidir_rnn import FIELDS, BidirRnnConfig
+from hf_bidir.recurrent.configuration_bidir_rnn import ATTN_SELECTIONS, FIELDS, BidirRnnConfig
 
 
 @dataclass
@@ -20,6 +20,11 @@ class RecurrentArguments(PretrainedArguments):
     num_rnn_layers: int = option(1, "From scratch: the layers of the encoder.")
     embedding_size: int = option(200, "From scratch: the width of the embedding.")
     hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
+    attn_selection: str = option(
+        "soft",
+        "From scratch: the selection, soft (all values) or hard (one drawn value).",
+        choices=list(ATTN_SELECTIONS),
+    )
     dropout: float = option(0.5, "From scratch: dropout before the final linear layer.")
     embedding_dropout: float = option(0.0, "From scratch: dropout of the embeddings.")
     vocab_size: int = option(8000, "From scratch: the maximum size of the vocabulary.")

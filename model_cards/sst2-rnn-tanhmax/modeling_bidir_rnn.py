@@ -1,6 +1,9 @@
 """Recurrent models with signed attention over time: a classifier, and an encoder-decoder (Bahdanau et al. 2015, Luong
 et al. 2015)."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,11 +15,18 @@ from transformers.utils import can_return_tuple
 from .activations import tanhmax  # noqa: F401  transformers 5.0 copies what this file imports, alone
 
 from .configuration_bidir_rnn import BidirRnnConfig
-from .recurrent_attention import Attended, BidirAlignment
+from .recurrent_attention import Attended, BidirAlignment, Reinforce
 
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # label that the losses of torch ignore
+
+
+@dataclass
+class BidirRnnOutput(BaseModelOutputWithPooling):
+    """Output of `BidirRnnModel`; `log_probability` `[batch]` is that of the hard selection, else None."""
+
+    log_probability: Tensor | None = None
 
 
 class BidirRnnPreTrainedModel(PreTrainedModel):
@@ -122,11 +132,12 @@ class BidirRnnModel(RnnEncoder):
             output_attentions = self.config.output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        return BaseModelOutputWithPooling(
+        return BidirRnnOutput(
             last_hidden_state=states,
             pooler_output=attended.context,
             hidden_states=encoded.hidden_states if output_hidden_states else None,
             attentions=(attended.coefficients,) if output_attentions else None,
+            log_probability=attended.log_probability,
         )
 
 
@@ -159,6 +170,7 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         self.rnn = BidirRnnModel(config)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(self.rnn.attention.output_size, config.num_labels)
+        self.reinforce = Reinforce() if config.attn_selection == "hard" else None
         self.post_init()
 
     @can_return_tuple
@@ -173,15 +185,18 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         """As `BidirRnnModel`; `labels` `[batch]` add the loss to `logits` `[batch, classes]`."""
         outputs = self.rnn(input_ids, attention_mask, inputs_embeds, **kwargs | {"return_dict": True})
         logits = self.classifier(self.dropout(outputs.pooler_output))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        loss = None if labels is None else self._loss(logits, labels, outputs.log_probability)
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
+        if self.reinforce is None:
+            return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return self.reinforce(F.cross_entropy(logits, labels, reduction="none"), log_probability)
 
 
 class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
@@ -200,6 +215,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         self.combine = nn.Linear(2 * size, size)
         self.dropout = nn.Dropout(config.dropout)
         self.lm_head = nn.Linear(size, config.vocab_size)
+        self.reinforce = Reinforce() if config.attn_selection == "hard" else None
         self.generation_config.use_cache = False  # every step recomputes the earlier ones, since sentences are short
         self.post_init()
 
@@ -238,15 +254,15 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
             output_attentions = self.config.output_attentions
         has_attentions = output_attentions and self.attention is not None
         return Seq2SeqLMOutput(
-            loss=None if labels is None else _mean_loss(logits, labels),
+            loss=None if labels is None else self._loss(logits, labels, attended.log_probability),
             logits=logits,
             cross_attentions=(attended.coefficients,) if has_attentions else None,
             encoder_last_hidden_state=encoder_outputs["last_hidden_state"],
         )
 
     def _attended(self, ids: Tensor, encoded: BaseModelOutputWithPooling, keep: Tensor) -> Attended:
-        """All steps of the decoder: attentional vectors `[batch, steps, size]`, coefficients `[batch, 1, steps,
-        keys]`."""
+        """All steps of the decoder: attentional vectors `[batch, steps, size]`, coefficients `[batch, 1, steps, keys]`
+        and log-probabilities `[batch, steps]`."""
         states, last = encoded["last_hidden_state"], encoded["pooler_output"]
         aligns_first = self.config.decoder_style == "bahdanau"
         hidden = torch.tanh(self.start(last))
@@ -268,10 +284,11 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
                 attended = self.attention(states, keep, hidden.unsqueeze(1), step)
             vector = torch.tanh(self.combine(torch.cat([attended.context, hidden], 1)))
             steps.append(attended._replace(context=vector))
-        vectors, coefficients = zip(*steps, strict=True)
+        vectors, coefficients, log_probabilities = zip(*steps, strict=True)
         return Attended(
             context=torch.stack(vectors, 1),
             coefficients=None if self.attention is None else torch.cat(coefficients, 2),
+            log_probability=None if self.reinforce is None else torch.stack(log_probabilities, 1),
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -280,8 +297,10 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         shifted[:, 0] = self.config.decoder_start_token_id
         return shifted.masked_fill_(shifted == IGNORED, self.config.pad_token_id)
 
-
-def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross entropy of the tokens that count; 0 without any."""
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    return losses / (labels != IGNORED).sum().clamp_min(1)
+    def _loss(self, logits: Tensor, labels: Tensor, log_probability: Any) -> Tensor:
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        counted = labels != IGNORED
+        if self.reinforce is None:
+            return losses.sum() / counted.sum().clamp_min(1)
+        per_text = losses.sum(1) / counted.sum(1).clamp_min(1)
+        return self.reinforce(per_text, (log_probability * counted).sum(1))

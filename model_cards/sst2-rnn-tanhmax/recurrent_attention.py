@@ -1,14 +1,19 @@
-"""Attention over the states of an encoder with one query."""
+"""Attention over the states of an encoder with one query: soft (a weighted sum), or hard (a single state), which is
+trained by REINFORCE (Williams 1992; Xu et al. 2015, section 4.1)."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn import functional as F
 
 from .activations import activated, attention_changes
 
 from .configuration_bidir_rnn import SCORES_ALONE, BidirRnnConfig
 from .scores import SCORES
+
+MOMENTUM = 0.9  # momentum of the REINFORCE baseline
 
 
 class Attended(NamedTuple):
@@ -16,10 +21,11 @@ class Attended(NamedTuple):
 
     context: Tensor  # [batch, size]
     coefficients: Tensor | None  # [batch, 1, 1, keys]; None without attention
+    log_probability: Tensor | None = None  # [batch], of the selected key; None with soft attention
 
 
 class BidirAlignment(nn.Module):
-    """Attention with one query over encoder states, both of this size: score, coefficients, context.
+    """Attention with one query over encoder states, both of this size: score, coefficients, selection.
 
     The query is a state of a decoder, or in a classifier a learned vector. Some scores have no query.
     """
@@ -62,7 +68,10 @@ class BidirAlignment(nn.Module):
         if change is not None:
             coefficients = change.edited(coefficients)
         values = self.value(states).unsqueeze(1)
-        return Attended((coefficients @ values).flatten(1), coefficients)
+        if self.config.attn_selection == "soft":
+            return Attended((coefficients @ values).flatten(1), coefficients)
+        context, log_probability = select_one(coefficients, values, sample=self.training)
+        return Attended(context.flatten(1), coefficients, log_probability.flatten())
 
     def _local(self, query: Any, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
         """The keys in the window, and factors on their coefficients (Luong et al. 2015, section 3.2)."""
@@ -79,3 +88,41 @@ class BidirAlignment(nn.Module):
             distance = positions - length * share
             weight = torch.exp(-2 * (distance / window).square())  # the standard deviation is half the window
         return keep & (distance.abs() <= window), weight
+
+
+def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
+    """Select the value of one key per query, with the sign of its coefficient.
+
+    With `sample`, key `i` is drawn with probability `|a_i| / Σ_j |a_j|`; else it is that of largest magnitude.
+
+    Returns:
+        `sign(a_i) v_i` `[..., queries, size]`, from coefficients `[..., queries, keys]` and values `[..., keys, size]`,
+        and the log-probability of `i` `[..., queries]`. If all coefficients of a query are 0, the first is 0.
+    """
+    empty = (coefficients == 0).all(-1, keepdim=True)
+    weights = coefficients.abs().masked_fill(empty, 1.0)
+    distribution = Categorical(weights, validate_args=False)
+    index = distribution.sample() if sample else weights.argmax(-1)
+    selection = F.one_hot(index, coefficients.shape[-1]) * coefficients.sign()
+    return selection @ values, distribution.log_prob(index)
+
+
+class Reinforce(nn.Module):
+    """A loss whose gradient, averaged over the draws of `select_one`, is that of the expected loss.
+
+    For a draw with probability `p` and loss `L` it is the gradient of `L + (L - b) log p`, where `L - b` is a constant.
+    The baseline `b`, a moving average of the losses, only reduces the variance. The value is that of `L`.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("baseline", torch.zeros(()))
+
+    def forward(self, losses: Tensor, log_probability: Tensor) -> Tensor:
+        """The mean loss, from `losses` `[examples]` and the summed `log_probability` `[examples]` of their draws."""
+        constant = losses.detach()
+        score = (constant - self.baseline) * log_probability
+        if self.training:
+            mean = constant.mean().to(self.baseline.dtype)
+            self.baseline.lerp_(mean, 1 - MOMENTUM)
+        return (losses + score - score.detach()).mean()

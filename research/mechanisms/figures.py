@@ -17,7 +17,7 @@ from research.runs import is_finished
 
 DAY, NUMBERS = "the 5th of March 1998", "42 7 93 7 18 60 5 71"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
-CLASSIFIERS = ("per_token", "feed_forward", "positional_feed_forward", "learned query", "window")
+CLASSIFIERS = ("per_token", "feed_forward", "positional_feed_forward", "learned query", "hard per_token", "window")
 
 
 def draw_coefficients(name: str, run: Path, picture: Path) -> None:

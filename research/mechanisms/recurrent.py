@@ -1,4 +1,4 @@
-"""Recurrent models: the accuracy of TanhMax and softmax.
+"""Recurrent models: the accuracy of TanhMax and softmax, of hard and soft attention.
 
     python -m research.mechanisms.recurrent --data-dir DIR --seeds 3
     python -m research.mechanisms.recurrent --data-dir DIR --only synthetic sst2
@@ -29,6 +29,7 @@ FILES = {
 }
 FILE = Path(__file__).with_name("results") / "recurrent.csv"
 RECIPES = {"sst2": "sst2-rnn", "20news": "20news-rnn", "ag-news": "ag-news-rnn", "imdb": "imdb-lstm"}
+SELECTIONS = {"synthetic": ("soft", "hard")}
 SETTINGS = {  # options of training/recurrent_classification.py for short synthetic texts
     "embedding_size": 32,
     "hidden_size": 16,
@@ -49,20 +50,23 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/recurrent", help="where the runs go")
     options = parser.parse_args()
     trials = [
-        {"data": data, "activation": activation, "seed": seed}
+        {"data": data, "selection": selection, "activation": activation, "seed": seed}
         for seed in range(options.seeds)
         for data in options.only
+        for selection in SELECTIONS.get(data, ("soft",))
         for activation in PAIR
     ]
     run_grid(FILE, trials, partial(trained, options.data_dir, options.runs))
 
 
-def trained(data_dir: Path, runs: Path, data: str, activation: str, seed: int) -> tuple[dict[str, Any], list[Path]]:
+def trained(
+    data_dir: Path, runs: Path, data: str, selection: str, activation: str, seed: int
+) -> tuple[dict[str, Any], list[Path]]:
     """Train one run unless it is finished."""
-    folder = runs / f"{data}-{activation}-{seed}"
+    folder = runs / f"{data}-{selection}-{activation}-{seed}"
     if data == "synthetic":
         files = write_splits(SETS["small"].split(), runs / "synthetic")
-        settings = SETTINGS | {"attn_activation": activation}
+        settings = SETTINGS | {"attn_selection": selection, "attn_activation": activation}
     else:
         place, names = FILES[data]
         files = {split: data_dir / place / f"{file}.parquet" for split, file in names.items()}
@@ -79,16 +83,16 @@ def trained(data_dir: Path, runs: Path, data: str, activation: str, seed: int) -
 
 
 def table(runs: DataFrame, seeds: int) -> str:
-    """One row for each data set, with the difference of the accuracies."""
-    by = ["data"]
+    """One row for each data set and selection, with the difference of the accuracies."""
+    by = ["data", "selection"]
     check_runs(runs, [*by, "activation"], seeds)
     compared = comparisons(runs, by, "activation", PAIR, {"accuracy": 100})
     rows = []
-    for (data, _), test in compared.items():
-        pair = [where(runs, data=data, activation=activation) for activation in PAIR]
+    for (data, selection, _), test in compared.items():
+        pair = [where(runs, data=data, selection=selection, activation=activation) for activation in PAIR]
         accuracies, recalls = ([spread(of, column, 100) for of in pair] for column in ("accuracy", "worst_recall"))
-        rows.append([data, str(len(pair[0])), *accuracies, *test.cells(), *recalls])
-    header = ["data", "seeds", "TanhMax", "softmax", *TESTED]
+        rows.append([data, selection, str(len(pair[0])), *accuracies, *test.cells(), *recalls])
+    header = ["data", "selection", "seeds", "TanhMax", "softmax", *TESTED]
     return markdown([*header, "worst recall, TanhMax", "worst recall, softmax"], rows)
 
 

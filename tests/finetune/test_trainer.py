@@ -1,10 +1,12 @@
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
+from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from tests.tiny_models import signed_model
@@ -68,3 +70,12 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     torch.nn.init.constant_(trainer.model.classifier.bias, math.nan)
     with pytest.raises(InputError, match="the training loss became nan before step 1"):
         trainer.train()
+
+
+@pytest.mark.parametrize(("selection", "smoothing"), [("hard", 0.1), ("hard", 0.0), ("soft", 0.1)])
+def test_labels_are_not_smoothed_where_selection_learns_by_the_loss_of_the_model(selection, smoothing, tmp_path):
+    model = BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=20, attn_selection=selection))
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=smoothing)
+    refused = pytest.raises(InputError, match="label_smoothing_factor")
+    with refused if selection == "hard" and smoothing else nullcontext():
+        SignedTrainer(model=model, args=args)

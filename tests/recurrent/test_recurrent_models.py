@@ -88,6 +88,17 @@ def test_padding_changes_no_logit_gets_no_coefficient_and_everything_is_trained(
     assert_all_trained(model, batch | {"labels": torch.tensor([0, 1, 1])})
 
 
+def test_hard_selection_passes_one_value_alone_and_is_trained():
+    model, batch = model_of("gru", attn_selection="hard"), texts()
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    coefficients = outputs.attentions[0][:, 0]
+    largest = coefficients.abs() == coefficients.abs().amax(-1, keepdim=True)
+    values = model.rnn.attention.value(outputs.hidden_states[-1])
+    assert_close(outputs.logits, model.classifier((coefficients.sign() * largest @ values)[:, 0]))
+    assert_all_trained(model, batch | {"labels": torch.tensor([0, 1, 1])})
+    assert model.reinforce.baseline > 0
+
+
 def test_a_negative_mass_that_is_no_number_between_0_and_1_is_refused_when_it_is_set():
     for mass in (2.0, [0.1]):
         with pytest.raises(ValueError, match="negative mass must lie in"):
@@ -105,6 +116,9 @@ def attended(model, state, states, step):
         distance = positions - states.shape[1] * torch.sigmoid(model.attention.place(state))[0, 0]
         keep, weight = distance.abs() <= 2, torch.exp(-(distance**2) / (2 * 1.0**2))  # half of the window of 2
     coefficients = tanhmax(scores, keep) * weight
+    if model.config.attn_selection == "hard":
+        index = coefficients.abs().argmax()
+        return coefficients[index].sign() * states[:, index], coefficients
     return coefficients @ states, coefficients
 
 
@@ -116,8 +130,9 @@ def attended(model, state, states, step):
         {"encoder": "lstm", "bidirectional": True, **LOCAL},
         {"decoder_style": "bahdanau", "attn_score": "additive"},
         {"decoder_style": "bahdanau", "encoder": "lstm", "attn_scope": "local-m", "attn_window": 1},
+        {"attn_selection": "hard"},
     ],
-    ids=["luong", "local-p", "bahdanau", "local-m"],
+    ids=["luong", "local-p", "bahdanau", "local-m", "hard"],
 )
 def test_the_steps_of_a_decoder_are_its_formulas_written_out(config):
     model, ids, words = translator(**config), texts()["input_ids"][:1], torch.tensor([[1, 7, 8]])
@@ -163,9 +178,9 @@ def test_padding_of_inputs_and_of_labels_changes_nothing(encoder, style):
     assert_close(model(batch["input_ids"], decoder_input_ids=shifted).logits, together.logits)
 
 
-@pytest.mark.parametrize("style", ["luong", "bahdanau"])
-def test_everything_in_a_decoder_is_trained(style):
-    assert_all_trained(translator(decoder_style=style, **LOCAL), pairs())
+@pytest.mark.parametrize(("style", "selection"), [("luong", "hard"), ("bahdanau", "soft")])
+def test_everything_in_a_decoder_is_trained(style, selection):
+    assert_all_trained(translator(decoder_style=style, attn_selection=selection, **LOCAL), pairs())
 
 
 def test_a_decoder_generates_the_likeliest_word_again_and_again():
@@ -190,6 +205,7 @@ REFUSED = {
     'got 0 for attn_scope="local-p"': DECODER | {"attn_scope": "local-p", "attn_window": 0},
     'got -3 for attn_scope="local-p"': DECODER | {"attn_scope": "local-p", "attn_window": -3},
     'got 0 for attn_scope="none"': DECODER | {"attn_scope": "none", "attn_window": 0},
+    'attn_selection="hard"': DECODER | {"attn_scope": "none", "attn_selection": "hard"},
 }
 
 
