@@ -7,7 +7,7 @@ from research.conversions.run import TASKS, VARIANTS
 
 TITLES = {
     "sst2": "SST-2",
-    "ag_news": "AG News, a subset",
+    "ag_news": "AG News, four classes",
     "imdb": "IMDB, a subset",
     "fashion_mnist": "Fashion-MNIST, a ViT",
     "imdb_lm": "IMDB, a language model's next tokens",

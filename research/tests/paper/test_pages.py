@@ -38,6 +38,6 @@ def test_only_differences_that_survive_the_correction_are_listed():
 def test_a_report_has_the_papers_numbers_every_variant_and_the_difference():
     text = report.report(read_runs(run.FILE), "texts")
     for name in ("softmax, paper", "λ=0.5", "mean", "TanhMax − softmax"):
-        assert f"| SST | {name} |" in text
+        assert f"| SST-2 | {name} |" in text
     assert "Kendall's tau with erasure in every layer" not in text  # of deep models
     assert "## Signs and people" in text
