@@ -12,7 +12,7 @@ PAIRS = {
     "sst2": "MiniLM on SST-2",
     "encoder": "encoder, fine-tuned on SST-2",
     "minilm": "MiniLM",
-    "smollm2": "SmolLM2-135M",
+    "smollm2": "SmolLM2-135M-Instruct",
 }
 MEASURES: dict[str, dict[str, tuple[str, Form]]] = {  # by study: heading and format, by the measure in the file
     "negations": {
