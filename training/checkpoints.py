@@ -65,10 +65,9 @@ HELD_OUT_TEXTS = ("imdb/test.parquet", "sst2/validation.parquet")
 HEADING = f"""# Checkpoints
 
 Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ in the attention, and for imdb-lm in the
-learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. minilm-tanhmax is
-all-MiniLM-L6-v2, healed: a sentence encoder, and a start for any text classifier. Weights below 10 MB are in
-this folder, and those of the two MiniLMs with TanhMax in half precision; load them by path in a clone, as each card
-shows.
+learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed (distilled from it).
+minilm-tanhmax is all-MiniLM-L6-v2, healed: a sentence encoder, and a start for text classifiers. Weights below 10 MB
+are in this folder, and those of the two MiniLMs with TanhMax in half precision; load them by path, as each card shows.
 `make checkpoints` trains the checkpoints, evaluates the saved files and generates this page. On the Hub the names are
 `{NAMESPACE}/NAME`, by `hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
 
