@@ -33,7 +33,7 @@ def convert(
         typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
     ] = None,
     column: Annotated[str | None, typer.Option(help="Text or image column of --heal; by default detected.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of healing; by default 300.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of healing; by default 300 to 1,000.")] = None,
     keep_signs: Annotated[
         bool | None,
         typer.Option(help="Heal with penalties that keep signs in use; by default if tokens attend to each other."),
@@ -92,7 +92,7 @@ def convert(
                 "image_column": column,
                 "negative_mass_end": negative_mass,
                 "output_dir": str(output_dir),
-                "max_steps": steps or 300,
+                "max_steps": steps,
                 "overwrite_output_dir": overwrite,
             }
             healing.heal(*parse(healing.HEALING, options), card=write_card)

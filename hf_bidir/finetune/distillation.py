@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of, predicts_values
+from hf_bidir.checkpoints.kinds import predicts_values
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.both_signs import one_sidedness
@@ -20,7 +20,6 @@ from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
-CLASSIFICATION = ("text-classification", "image-classification")
 LOGITS = ("logits", "start_logits", "end_logits")
 STATES, PREDICTIONS = "states", "logits"  # what can be matched
 SMALLEST = 1e-6  # squared norm of a token that errors are divided by
@@ -107,21 +106,22 @@ class DistillationTrainer(SignedTrainer):
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The distance without the penalties, and per example what `distillation_metrics` needs."""
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The difference of the predictions, and per example what `distillation_metrics` needs."""
         inputs = self._prepare_inputs(inputs)
         keep = inputs.get("attention_mask")
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, output_hidden_states=True)
             expected = self.teacher(**inputs, output_hidden_states=True)
-            distance = self.distance(outputs, expected, keep)
-            quantities = [state_errors(outputs, expected, keep)]
+            difference = prediction_difference(outputs, expected, keep)
+            quantities = {"relative_error": state_errors(outputs, expected, keep)}
+            if _predictions(expected) and not predicts_values(self.teacher.config):
+                quantities["agreement"] = equal_predictions(outputs, expected, keep)
             if self.teacher.can_generate():
-                quantities += [next_token_losses(logits, inputs) for logits in (outputs.logits, expected.logits)]
-            elif classifies(self.teacher):
-                quantities.append(equal_classes(outputs.logits, expected.logits))
-        numerators, denominators = zip(*quantities, strict=True)
-        return distance, torch.cat(numerators, 1), torch.cat(denominators, 1)
+                quantities["perplexity"] = next_token_losses(outputs.logits, inputs)
+                quantities["teacher_perplexity"] = next_token_losses(expected.logits, inputs)
+        numerators, denominators = ({name: pair[part] for name, pair in quantities.items()} for part in (0, 1))
+        return difference, numerators, denominators
 
 
 def parameters_before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:
@@ -138,11 +138,6 @@ def parameters_before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter
 def runs_layers_outside_penalties(args: TrainingArguments) -> bool:
     """Whether layers run outside the penalties: again in the backward pass, or in threads of several GPUs."""
     return args.gradient_checkpointing or args.n_gpu > 1
-
-
-def classifies(model: PreTrainedModel) -> bool:
-    """Whether a model predicts one class per text or image."""
-    return kind_of(model).task in CLASSIFICATION and not predicts_values(model.config)
 
 
 def relative_error(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None = None) -> Tensor:
@@ -227,17 +222,18 @@ def _predictions(expected: ModelOutput) -> list[str]:
 
 
 def next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Sum of the losses of the tokens after the first, in nats, and their number, `[examples, 1]` each."""
+    """Sum of the losses of the tokens after the first, in nats, and their number, `[examples]` each."""
     ids = inputs["input_ids"]
     keep = inputs.get("attention_mask", torch.ones_like(ids))
     padding = keep[:, 1:] * keep[:, :-1] == 0  # on either side
     targets = ids[:, 1:].masked_fill(padding, -100)
     predictions = logits[:, :-1].float().transpose(1, 2)
     losses = cross_entropy(predictions, targets, reduction="none")
-    return losses.sum(1, keepdim=True), (~padding).sum(1, keepdim=True).float()
+    return losses.sum(1), (~padding).sum(1).float()
 
 
-def equal_classes(logits: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether student and teacher predict the same class, and the number of predictions, `[examples, 1]` each."""
-    equal = logits.argmax(-1) == expected.argmax(-1)
-    return equal[:, None].float(), torch.ones_like(equal)[:, None].float()
+def equal_predictions(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The number of equal predictions (classes, tokens or ends of spans), and that of all, `[examples]` each."""
+    pairs = [(outputs[name].argmax(-1), expected[name].argmax(-1)) for name in _predictions(expected)]
+    equal = torch.cat([(student == teacher).view(len(student), -1) for student, teacher in pairs], 1).float()
+    return _sum_of_tokens(equal, keep), _sum_of_tokens(torch.ones_like(equal), keep)

@@ -28,7 +28,6 @@ from hf_bidir.finetune.distillation import (
     PREDICTIONS,
     STATES,
     DistillationTrainer,
-    classifies,
     runs_layers_outside_penalties,
 )
 from hf_bidir.finetune.metrics import distillation_metrics
@@ -37,6 +36,7 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
 FINAL_MASS = {"balanced": 0.2}  # the default λ of an activation; that of others is 1
+LEAST_STEPS, MOST_STEPS = 300, 1000  # several passes over few texts, a part of one over many
 
 
 @dataclass
@@ -88,9 +88,19 @@ class HealingScheduleArguments(ScheduleArguments):
 
 @dataclass
 class DistillationArguments(HealingArguments):
-    """Run options of distillation."""
+    """Run options of distillation: it ends when predictions on held-out data come no closer to the teacher's."""
 
+    max_steps: int = option(
+        0, "Optimizer steps, -1 counts epochs; default: one pass over the data, 300 to 1,000 steps."
+    )
+    group_by_length: bool = option(True, "Batch texts of similar length together: less padding and faster.")
     eval_on_start: bool = option(True, "Evaluate before the first step.")
+    eval_steps: float | None = option(0.1, "Steps between evaluations; below 1: a share of all steps.")
+    save_steps: float = option(0.1, "Steps between checkpoints; below 1: a share of all steps.")
+    load_best_model_at_end: bool = option(True, "Load the best checkpoint at the end instead of the last one.")
+    early_stopping_patience: int = option(
+        3, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
+    )
 
 
 HEALING = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, DistillationArguments)
@@ -125,6 +135,7 @@ def heal(
         source, arguments.teacher_name_or_path, arguments.attn_activation
     )
     splits, processor, collators = healing_data(data, args, source, student, processors)
+    args.max_steps = args.max_steps or steps_for(len(splits.train), args)
     keep_signs = arguments.keep_signs
     if keep_signs is None:
         keep_signs = getattr(student, "attends_between_tokens", True) and not runs_layers_outside_penalties(args)
@@ -144,7 +155,7 @@ def heal(
         train_dataset=splits.train,
         eval_dataset=splits.validation,
         processing_class=processor,
-        compute_metrics=distillation_metrics(student.can_generate(), classifies(student)),
+        compute_metrics=distillation_metrics,
         **collators,
     )
     run = Run(trainer, "distillation", data, splits, schedule)
@@ -154,6 +165,12 @@ def heal(
         if card:
             print(f"Model card: {card(args.output_dir)}")
     return results
+
+
+def steps_for(rows: int, args: HealingArguments) -> int:
+    """The steps of one pass over the rows, within `LEAST_STEPS` and `MOST_STEPS`."""
+    one_pass = rows // (args.world_size * args.train_batch_size * args.gradient_accumulation_steps)
+    return min(max(one_pass, LEAST_STEPS), MOST_STEPS)
 
 
 def student_and_teacher(
@@ -234,6 +251,7 @@ def healing_data(
             return sampled(splits, data), processor, {"data_collator": DataCollatorWithPadding(processor)}
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
+            args.group_by_length, args.train_sampling_strategy = False, "random"  # images have no length
             mode = image_mode(student.config)
             collators: dict[str, Callable] = {
                 "data_collator": ImageCollator(processor, data, mode),

@@ -1,7 +1,6 @@
 """Metrics of classification, masked language modelling, sequence generation and distillation."""
 
 from collections.abc import Callable
-from statistics import mean
 
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score
@@ -63,28 +62,21 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
     return compute
 
 
-def distillation_metrics(
-    generates_text: bool = False, classifies: bool = False
-) -> Callable[[EvalPrediction], dict[str, float]]:
-    """A `compute_metrics` for students beside their teachers.
+def distillation_metrics(evaluation: EvalPrediction) -> dict[str, float]:
+    """Metrics of a student beside its teacher.
 
-    The `predictions` and `label_ids` of an evaluation, `[examples, quantities]` each, are numerators and denominators;
-    a quantity is their quotient after summation over a whole split. The metrics are `relative_error`, the mean over
-    states (0.01 is 1 %), and `relative_error_<index>` of each. The last quantities give, of a language model,
-    `perplexity` and `teacher_perplexity`, from the next-token losses of both; and of a classifier `agreement`, the
-    share of examples for which student and teacher predict the same class.
+    The `predictions` and `label_ids` of an evaluation are the numerators and denominators of each quantity, by its
+    name, `[examples]` or `[examples, states]`; a quantity is their quotient after summation over a whole split. The
+    mean over states is `relative_error` (0.01 is 1 %), each of them `relative_error_<index>`. Perplexities are powers
+    of e, from the losses of the next tokens.
     """
-
-    def compute(evaluation: EvalPrediction) -> dict[str, float]:
-        numerators = evaluation.predictions.sum(0, dtype=np.float64)
-        quotients = (numerators / evaluation.label_ids.sum(0, dtype=np.float64)).tolist()
-        metrics = {}
-        if generates_text:
-            *quotients, student, teacher = quotients
-            metrics = {"perplexity": float(np.exp(student)), "teacher_perplexity": float(np.exp(teacher))}
-        elif classifies:
-            *quotients, metrics["agreement"] = quotients
-        metrics["relative_error"] = mean(quotients)
-        return metrics | {f"relative_error_{index}": error for index, error in enumerate(quotients)}
-
-    return compute
+    metrics = {}
+    for name, numerators in evaluation.predictions.items():
+        denominators = evaluation.label_ids[name].sum(0, dtype=np.float64)
+        quotient = numerators.sum(0, dtype=np.float64) / denominators
+        if name.endswith("perplexity"):
+            quotient = np.exp(quotient)
+        metrics[name] = quotient.mean()
+        if quotient.ndim:  # of several states
+            metrics |= {f"{name}_{index}": error for index, error in enumerate(quotient)}
+    return metrics

@@ -64,7 +64,7 @@ class Run:
         self.schedule = schedule_for(schedule, self.model.config) if schedule else None
         if self.schedule:
             trainer.add_callback(self.schedule)
-        if self.args.early_stopping_patience:
+        if self.args.early_stopping_patience and self.args.eval_strategy != "no":
             trainer.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
     def train_and_save(self, *, centre: bool = False) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hf_bidir.hub.files import digests
 
 EVALUATION = "evaluation.json"
 METRICS = {  # the run's metric -> its name on the Hub, if it has one
+    "agreement": "agreement",
     "accuracy": "accuracy",
     "macro_f1": "f1",
     "exact_match": "exact_match",
@@ -19,7 +20,6 @@ METRICS = {  # the run's metric -> its name on the Hub, if it has one
     "perplexity": "perplexity",
     "teacher_perplexity": "",
     "relative_error": "relative_error",
-    "agreement": "",
 }
 RECALL = "recall_"
 PREFIXES = {"test": "test_", "validation": "eval_"}  # of the metrics in all_results.json, by split

@@ -70,30 +70,34 @@ def test_the_difference_of_spans_counts_both_ends():
     assert first == second > 0
 
 
-def trainer_of(head, config, folder, **metrics):
+def trainer_of(head, config, folder):
     """A trainer whose student starts as a softmax teacher whose predictions are far from uniform."""
     torch.manual_seed(0)
     teacher = head(config(**SHAPE, initializer_range=1.0, num_labels=3)).eval()
     student = signed(head(teacher.config), negative_mass=1.0)
     student.load_state_dict(teacher.state_dict())
     args = HealingArguments(str(folder), use_cpu=True, disable_tqdm=True, eval_strategy="no", save_strategy="no")
-    options = {"compute_metrics": distillation_metrics(**metrics), "data_collator": COLLATOR}
+    options = {"compute_metrics": distillation_metrics, "data_collator": COLLATOR}
     return DistillationTrainer(model=student, teacher=teacher, args=args, **options)
 
 
-def test_the_perplexities_are_those_of_the_losses_that_the_models_compute(tmp_path):
-    trainer = trainer_of(LlamaForCausalLM, LlamaConfig, tmp_path, generates_text=True)
+def test_perplexities_are_those_of_the_models_losses_and_the_agreement_that_of_tokens_without_padding(tmp_path):
+    trainer = trainer_of(LlamaForCausalLM, LlamaConfig, tmp_path)
     rows = [{"input_ids": [*range(5, 5 + length)], "attention_mask": [1] * length} for length in (3, 9, 6)]
     measured = trainer.evaluate(Dataset.from_list(rows))
-    for name, model in (("eval_perplexity", trainer.model), ("eval_teacher_perplexity", trainer.teacher)):
-        texts = [torch.tensor([row["input_ids"]]) for row in rows]
+    texts, models = [torch.tensor([row["input_ids"]]) for row in rows], (trainer.model, trainer.teacher)
+    for name, model in zip(("eval_perplexity", "eval_teacher_perplexity"), models, strict=True):
         with torch.no_grad():
             losses = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in texts]
         assert measured[name] == pytest.approx((sum(losses) / (2 + 8 + 5)).exp().item(), rel=1e-4)
+    with torch.no_grad():
+        ours, theirs = (torch.cat([model(ids).logits.argmax(-1)[0] for ids in texts]) for model in models)
+    assert 0 < measured["eval_agreement"] < 1
+    assert measured["eval_agreement"] == pytest.approx((ours == theirs).float().mean().item())
 
 
 def test_the_agreement_is_the_share_of_rows_for_which_student_and_teacher_predict_the_same_class(tmp_path):
-    trainer = trainer_of(BertForSequenceClassification, BertConfig, tmp_path, classifies=True)
+    trainer = trainer_of(BertForSequenceClassification, BertConfig, tmp_path)
     ids = torch.randint(5, 20, (30, 6))
     with torch.no_grad():
         trainer.model.classifier.bias += torch.tensor([100.0, 0.0, 0.0])

@@ -36,7 +36,7 @@ def test_a_sequence_is_right_from_its_first_token_to_its_end_without_unknown_wor
 
 def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples():
     distances, norms = np.array([[1.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 6.0]])
-    metrics = distillation_metrics(generates_text=False)(EvalPrediction(distances, norms))
+    metrics = distillation_metrics(EvalPrediction({"relative_error": distances}, {"relative_error": norms}))
     assert metrics == {"relative_error_0": 0.25, "relative_error_1": 0.5, "relative_error": 0.375}
 
 

@@ -195,7 +195,7 @@ def test_licence_and_base_are_those_of_this_run_or_of_the_run_before(finished):
 
 
 def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_own_weights(finished):
-    write(finished, "all_results.json", {"eval_relative_error": 0.004})
+    write(finished, "all_results.json", {"eval_relative_error": 0.004, "eval_agreement": 0.975})
     healing = RUN | {"task": "distillation", "data": {"train": RUN["data"]["train"]}, "comparison": None}
     write(finished, "run.json", healing | {"recipe": {"keep_signs": True}})
     measured = {"split": "test", "data": {"source": "later.parquet", "rows": 2}, "scores": {"accuracy": 0.5}}
@@ -203,6 +203,7 @@ def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_o
     write(finished, "evaluation.json", measured | signs | {"files": digests(finished)})
     text = build_model_card(finished).text
     for fact in (
+        "**Agreement 0.9750** with the softmax original on validation data.",
         *("**Accuracy 0.5000**, 95 % interval [0.0945, 0.9055] over", "Test data: later.parquet (2 rows)."),
         "Measured by `hf-bidir evaluate` from the saved files",
         "| test | later.parquet | 2 |",
@@ -216,7 +217,7 @@ def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_o
     assert "A penalty" not in build_model_card(finished).text
     (finished / "model.safetensors").write_bytes(b"others")
     text = build_model_card(finished).text
-    assert "**Relative error 0.0040**" in text
+    assert "## Results\n\n**Agreement 0.9750**" in text
     assert "% are negative" not in text
 
 

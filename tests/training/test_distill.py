@@ -20,7 +20,7 @@ from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.distillation import DistillationTrainer
-from hf_bidir.finetune.heal import student_and_teacher
+from hf_bidir.finetune.heal import steps_for, student_and_teacher
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from tests.training.conftest import read
 from training.distill import main
@@ -86,6 +86,18 @@ def test_healing_brings_the_student_close_to_its_teacher_at_full_negative_mass(h
     assert read(folder / "config.json")["attn_negative_mass"] == 1.0
 
 
+def test_healing_stops_when_predictions_come_no_closer(bert, tmp_path):
+    still = shlex.split("--learning_rate 0 --eval_steps 2 --save_steps 2 --output_dir")
+    main([*bert, *RUN, *still, str(tmp_path / "out")])
+    assert read(tmp_path / "out/run.json")["best_checkpoint"] == "checkpoint-2"
+    assert (tmp_path / "out/checkpoint-8").is_dir()  # the last: three others equal the first
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(500, 300), (12_000, 500), (150_000, 1000)])
+def test_few_texts_are_read_several_times_and_of_many_a_part(rows, steps):
+    assert steps_for(rows, HealingArguments("unused", use_cpu=True)) == steps
+
+
 def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_to_the_same_weights(
     vit, tmp_path, crash
 ):
@@ -120,7 +132,7 @@ def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_tex
 
     monkeypatch.setattr("hf_bidir.finetune.heal.DistillationTrainer", Spy)
     start = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head)]
-    brief = ["--max_steps", "1", "--eval_strategy", "no", "--eval_on_start", "false"]
+    brief = shlex.split("--max_steps 1 --eval_strategy no --save_strategy no --eval_on_start false")
     main([*start, *texts, *RUN, *words, *brief, "--output_dir", str(tmp_path / "healed")])
     trainer, config = trainers[0], trainers[0].model.config
     chosen = (trainer.match, config.attn_activation, config.attn_negative_mass, trainer.keep_signs)
