@@ -92,7 +92,7 @@ class Pair:
         files: by the option that takes it, a file in that folder.
         options: further options of a checkpoint's run, by its name.
         healed: whether NAME-tanhmax is not trained on labels, but converted from its counterpart of the same seed and
-            healed, by the recipe NAME-healed.
+            healed by the defaults of `hf-bidir convert --heal`.
         note: a sentence for readers who compare the two.
         half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
     """
@@ -182,17 +182,16 @@ def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None
     heals = pair.healed and name != counterpart
     if heals:
         trained(counterpart, pair, seed, options)
-        main, recipe = distill.main, read_recipe(RECIPES / f"{pair.name}-healed.yaml")
-        recipe["model_name_or_path"] = run_folder(counterpart, seed)
+        main, softmax = distill.main, read_recipe(RECIPES / f"{counterpart}.yaml")
+        recipe = {"model_name_or_path": run_folder(counterpart, seed), "dataset_name": softmax["dataset_name"]}
     else:
         main = import_module(f"training.{pair.script}").main
         recipe = read_recipe(RECIPES / f"{name}.yaml") | {"license": LICENSE}
         if options.minilm and ENCODER in name:
             recipe["model_name_or_path"] = options.minilm
     if options.data_dir and pair.data:
-        recipe |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
-        if heals:
-            del recipe["test_file"]
+        files = {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
+        recipe |= {"train_file": files["train_file"]} if heals else files
     recipe |= {"seed": seed, "output_dir": run_folder(name, seed)}
     main(recipe | pair.options.get(name, {}))
 

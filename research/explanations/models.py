@@ -4,10 +4,9 @@
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. Three models for each task of texts and
 each seed: *softmax*, MiniLM fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); *converted*, that
-model converted to TanhMax and healed on the texts of the task without their labels (sst2-minilm-healed.yaml), as `hf-
-bidir convert --heal` does; *TanhMax*, fine-tuned with TanhMax from a MiniLM that was healed once (minilm-
-healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yaml, fashion-mnist-healed.yaml), trained
-from scratch.
+model converted to TanhMax and healed on the texts of the task without their labels, by the defaults of `hf-bidir
+convert SOFTMAX FOLDER --heal TEXTS`; *TanhMax*, fine-tuned with TanhMax from a MiniLM that was healed once (minilm-
+healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yaml), trained from scratch.
 
 DIR holds the folders sst2, sva_linzen, imdb and fashion_mnist. Models go to runs/explained; a
 finished one is not trained again. Rows go to results/explained_models.csv, per model: test accuracy, the
@@ -15,7 +14,6 @@ share of negative coefficients, the accuracy without them, and the number of hea
 """
 
 import argparse
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -68,28 +66,19 @@ def main() -> None:
 def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a model, which is trained unless it is finished."""
     folder, data = folder_of(options.runs, task, name, seed), TASKS[task]
-    settings = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
-    softmax = {"model_name_or_path": folder_of(options.runs, task, "softmax", seed)}
-    if data.text is None:
-        return trained_vit(name, folder, softmax | settings, data.options)
-    settings |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
+    settings = {"train_file": data.file(options.data_dir, "train"), "text_column": data.text, "seed": seed}
     if name == "converted":
-        train("distill", recipe("sst2-minilm-healed") | softmax | settings, folder)
+        train("distill", settings | {"model_name_or_path": folder_of(options.runs, task, "softmax", seed)}, folder)
+        return folder
+    settings |= data.options | KEEP_LAST
+    if data.text is None:
+        train("images", recipe(f"fashion-mnist-small-{name}") | settings, folder)
         return folder
     start = {"class_names": list(data.classes), "model_name_or_path": options.model}
     if name == "tanhmax":
         start |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
-    train("bert", recipe("sst2-minilm-softmax") | data.options | start | settings, folder)
-    return folder
-
-
-def trained_vit(name: str, folder: Path, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Path:
-    """The folder of a small ViT; a converted one starts from that of the settings, others have options of their own."""
-    if name == "converted":
-        train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | settings, folder)
-    else:
-        unconverted = {option: value for option, value in settings.items() if option != "model_name_or_path"}
-        train("images", recipe(f"fashion-mnist-small-{name}") | own | unconverted, folder)
+    start["validation_file"] = data.file(options.data_dir, "validation")
+    train("bert", recipe("sst2-minilm-softmax") | start | settings, folder)
     return folder
 
 
@@ -98,7 +87,7 @@ def healed_minilm(options: argparse.Namespace) -> Path:
     folder, sst2 = options.runs / "minilm-healed", TASKS["sst2"]
     texts = [options.data_dir / "imdb/train.parquet", sst2.file(options.data_dir, "train")]
     settings = {"train_file": texts, "validation_file": sst2.file(options.data_dir, "validation")}
-    settings |= KEEP_LAST | {"model_name_or_path": options.model}
+    settings["model_name_or_path"] = options.model
     train("distill", recipe("minilm-healed") | settings, folder)
     return folder
 

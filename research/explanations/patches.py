@@ -39,10 +39,9 @@ from benchmarks.runs import where
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.inputs.image import patch_grid
 from hf_bidir.explain.registry import METHODS as REGISTRY
-from research.explanations.models import trained_vit
 from research.explanations.tasks import MODELS, TASKS, add_options, examples_of, load
 from research.explanations.words import HALVES, by_settings, summary
-from research.runs import command_line, grid, run_grid
+from research.runs import command_line, grid, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "patches.csv"
 KEY = ("model", "seed", "method", "half")
@@ -84,8 +83,12 @@ def trained(name: str, seed: int, options: argparse.Namespace) -> Path:
         options.runs.mkdir(parents=True, exist_ok=True)
         rows = parquet.read_table(TASKS[TASK].file(options.data_dir, "train"))
         parquet.write_table(rows.slice(0, TRAINED_ON), data)
-    settings = {"model_name_or_path": softmax, "train_file": data, "seed": seed} | KEEP_LAST
-    return trained_vit(name, options.runs / f"patches-{name}-{seed}", settings, SHAPE | TRAINING)
+    folder, settings = options.runs / f"patches-{name}-{seed}", {"train_file": data, "seed": seed}
+    if name == "converted":
+        train("distill", settings | {"model_name_or_path": softmax}, folder)
+    else:
+        train("images", recipe(f"fashion-mnist-small-{name}") | SHAPE | TRAINING | KEEP_LAST | settings, folder)
+    return folder
 
 
 def measured(folder: Path, data_dir: Path) -> list[dict[str, Any]]:

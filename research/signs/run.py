@@ -83,7 +83,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
     parser.add_argument("--softmax", type=Path, default=ROOT / "runs/sst2-minilm-softmax")
-    parser.add_argument("--encoder", type=Path, default=ROOT / "runs/conversions/sst2-encoder-0-0")
+    parser.add_argument("--encoder", type=Path, default=ROOT / "runs/explained/sst2-encoder-0")
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/smollm2-healed")
     parser.add_argument("--minilm", default="sentence-transformers/all-MiniLM-L6-v2", help="a folder or a Hub name")
     parser.add_argument("--smollm2", default=SMOLLM2, help="a folder or a Hub name")

@@ -1,27 +1,28 @@
-"""Conversions: variants, samples of data, accuracy without negative coefficients, and sentence encoders."""
+"""Conversions: variants, samples of data, agreement with the softmax model, and sentence encoders."""
 
-from types import SimpleNamespace
+from argparse import Namespace
 
 import pytest
 import torch
 from datasets import Dataset
 from pandas import DataFrame
-from transformers import BertTokenizer
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, convert_checkpoint
-from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir import convert_checkpoint
 from hf_bidir.cli.script import parse
-from research.conversions import embeddings
-from research.conversions.run import TASKS, VARIANTS, accuracy, batches_of, signs
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.hub.evaluate import evaluate_checkpoint
+from research.conversions import embeddings, run
+from research.conversions.run import TASKS, VARIANTS, Variant
 from research.runs import TRAINING
 from tests.sentence_models import SENTENCES, sentence_model
+from tests.training.checkpoints_of_others import checkpoint_of
 
 WORDS = [f"w{index}" for index in range(20)]
 
 
 def test_every_variant_and_task_names_options_that_the_scripts_know():
     last = {"output_dir": "unused", "eval_strategy": "no", "load_best_model_at_end": False}
-    for chosen in (*VARIANTS.values(), *TASKS.values()):
+    for chosen in VARIANTS.values():
         parse(TRAINING["distill"].OPTIONS, {"output_dir": "unused"} | (chosen.heal or {}))
     for data in TASKS.values():
         parse(TRAINING["bert"].OPTIONS, last | data.options)
@@ -31,38 +32,33 @@ def test_samples_for_training_and_validation_share_no_row(tmp_path):
     data = TASKS["imdb"]
     (tmp_path / "imdb").mkdir()
     Dataset.from_dict({"text": list(map(str, range(6000)))}).to_parquet(str(tmp_path / "imdb/train.parquet"))
-    train, validation = (data.read(name, tmp_path, tmp_path / "runs")["text"] for name in ("train", "validation"))
+    files = (data.split(name, tmp_path, tmp_path / "runs") for name in ("train", "validation"))
+    train, validation = (read_table(str(file))["text"] for file in files)
     assert (len(train), len(validation)) == (4000, 1000)
     assert not set(train) & set(validation)
 
 
-def test_accuracies_are_those_with_and_without_negative_coefficients(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BidirBertConfig(**shape, vocab_size=25, initializer_range=1.0)
-    BidirBertForSequenceClassification(config).save_pretrained(tmp_path)
-    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    texts = [" ".join(WORDS[index : index + 3 + index % 4]) for index in range(12)]
-    rows = Dataset.from_dict({"text": texts, "label": [0, 1] * 6})
-    model = BidirBertForSequenceClassification.from_pretrained(tmp_path).eval()
-    (batch,) = batches_of(tmp_path, rows, 64)
-    labels = batch.pop("labels")
-    whole = (model(**batch).logits.argmax(-1) == labels).float().mean().item()
-    with without_negatives(model):
-        without = (model(**batch).logits.argmax(-1) == labels).float().mean().item()
-    numbers = signs(tmp_path, rows, 64)
-    assert (numbers["accuracy"], numbers["accuracy_without_negatives"]) == pytest.approx((whole, without))
-    assert 0 < numbers["negative_share"] < 1
-
-
-def test_the_accuracy_of_a_language_model_is_that_of_the_next_tokens_without_padding():
-    def next_but_one(input_ids, attention_mask):
-        wrong = torch.arange(5) == 1
-        return SimpleNamespace(logits=torch.nn.functional.one_hot(input_ids.roll(-1, 1) + wrong, 9))
-
-    batch = {"input_ids": torch.arange(1, 6).expand(2, -1), "attention_mask": torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])}
-    assert accuracy(next_but_one, [batch]) == pytest.approx(4 / 5)
+def test_a_healed_model_is_measured_beside_its_softmax_model_and_softmax_models_are_found(tmp_path, monkeypatch):
+    data, runs = tmp_path / "data/sst2", tmp_path / "runs"
+    data.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        texts = [" ".join(WORDS[row % 9 : row % 9 + 2 + row % 5]) for row in range(60)]
+        Dataset.from_dict({"text": texts, "label": [0, 1] * 30}).to_parquet(str(data / f"{split}.parquet"))
+    options = Namespace(
+        data_dir=data.parent, model=checkpoint_of("Roberta", tmp_path / "bert", words=" ".join(WORDS)), runs=runs
+    )
+    brief = {"max_steps": 2, "use_cpu": True}
+    monkeypatch.setattr(run, "recipe", lambda name: brief | {"attn_activation": "softmax"})
+    monkeypatch.setitem(VARIANTS, "tanhmax", Variant("TanhMax", brief | {"keep_signs": False}))
+    measured, files = run.measured(options, "sst2", "tanhmax", 40, 0)
+    assert read_table(str(files[0])).num_rows == 40
+    first, second = (
+        evaluate_checkpoint(runs / name, str(files[1])) for name in ("sst2-softmax-0", "sst2-tanhmax-40-0")
+    )
+    equal = first.predictions.table["prediction"] == second.predictions.table["prediction"]
+    assert (measured["agreement"], measured["accuracy"]) == (equal.mean(), second.scores["accuracy"])
+    softmax, _ = run.measured(options, "sst2", "softmax", 0, 0)
+    assert softmax["recall_0"] == first.scores["recall_0"]
 
 
 def test_encoders_are_measured_by_nearest_texts_and_by_the_order_of_cosines():
