@@ -18,8 +18,9 @@ install: $(VENV)/installed  ## build .venv and install the project into it
 demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it in a clean process, draw its attention
 	$(BIN)/python -m training.demo
 
-checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR=folder, MINILM=folder
-	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(if $(MINILM),--minilm $(MINILM))
+checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR, MINILM and DINOV2=folder
+	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) \
+	  $(if $(MINILM),--minilm $(MINILM)) $(if $(DINOV2),--dinov2 $(DINOV2))
 
 card-code: install  ## write the model code into the folders of model_cards/ that hold weights
 	$(BIN)/python -m training.card_code

@@ -4,6 +4,7 @@
     make checkpoints NAMES=digits                   # one pair: two minutes a seed, no download
     python -m training.checkpoints minilm --data-dir DIR --minilm FOLDER   # MiniLM, healed: an hour on one core
     python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
+    python -m training.checkpoints cifar10-dinov2 --data-dir DIR --dinov2 FOLDER   # hours for each of the two
     hf-bidir card model_cards/NAME                  # no training: renew a card from its files
 
 Each pair is one recipe with two attention activations, trained with several seeds, except that sst2-minilm-tanhmax is
@@ -16,7 +17,7 @@ in half precision.
 minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, also in half precision.
 research/conversions measures it (embeddings.py, and run.py with the variant "encoder").
 
-`DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files),
+`DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files), cifar10_jpeg and
 sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed
 numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels, so training on it gives
 another model.
@@ -56,6 +57,7 @@ SHOWN = ("*.json", "*.png")
 DIGITS = 4
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
 ENCODER = "minilm"
+PRETRAINED = {"minilm": "all-MiniLM-L6-v2", "dinov2": "DINOv2-small"}  # by a part of the names of its pairs
 LARGE = ("sst2-minilm-tanhmax", "minilm-tanhmax")  # committed once although they have 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
 SENTENCE = "a charming film with a weak ending"
@@ -128,7 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}; by default all")
     parser.add_argument("--data-dir", type=Path, help="read local files from here; by default the Hub's data sets")
-    parser.add_argument("--minilm", type=Path, help="a folder with all-MiniLM-L6-v2; by default from the Hub")
+    for model, title in PRETRAINED.items():
+        parser.add_argument(f"--{model}", type=Path, help=f"a folder with {title}; by default from the Hub")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -187,8 +190,9 @@ def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None
     else:
         main = import_module(f"training.{pair.script}").main
         recipe = read_recipe(RECIPES / f"{name}.yaml") | {"license": LICENSE}
-        if options.minilm and ENCODER in name:
-            recipe["model_name_or_path"] = options.minilm
+        for model in PRETRAINED:
+            if model in name and (folder := getattr(options, model)):
+                recipe["model_name_or_path"] = folder
     if options.data_dir and pair.data:
         files = {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
         recipe |= {"train_file": files["train_file"]} if heals else files

@@ -30,17 +30,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoImageProcessor, set_seed
+from transformers import set_seed
 
 from hf_bidir import BidirViTConfig
 from hf_bidir.cli.script import Options, parse, run_script
-from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.errors import InputError
 from hf_bidir.common.images import image_mode
 from hf_bidir.finetune.arguments import ImageDataArguments, ModelArguments, RunArguments, ScheduleArguments, option
 from hf_bidir.finetune.data.image_data import (
     ImageCollator,
     new_image_processor,
     read_image_splits,
+    saved_image_processor,
 )
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, scratch_config, starts_as_softmax
@@ -58,7 +59,6 @@ class ImageModelArguments(ModelArguments):
     hidden_size: int = option(64, "From scratch: the width of the model.")
     intermediate_size: int = option(256, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.0, "From scratch: dropout of hidden states and of attention coefficients.")
-    image_size: int = option(64, "From scratch: images are resized to a square of this side.")
     patch_size: int = option(8, "From scratch: the side of a patch; must divide image_size.")
 
 
@@ -74,10 +74,9 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
     splits = read_image_splits(data)
     if source:
         config = checkpoint_config(HEAD, shape, splits.names)
-        with as_input_error(f"expected an image processor in {source}: ", OSError, ValueError):
-            processor = AutoImageProcessor.from_pretrained(source)
+        processor = saved_image_processor(source, data.image_size)
     else:
-        size, patch = shape.image_size, shape.patch_size
+        size, patch = data.image_size or 64, shape.patch_size
         if patch < 1 or size % patch:
             divisors = ", ".join(str(side) for side in range(1, size + 1) if size % side == 0)
             raise InputError(f"expected patch_size to divide image_size {size}: one of {divisors}; got {patch}")

@@ -103,6 +103,10 @@ class ImageColumnArguments:
 class ImageDataArguments(ImageColumnArguments, LabelledDataArguments):
     """Data options of image classification."""
 
+    image_size: int | None = option(
+        None, "Images are resized to a square of this side; default: as the checkpoint does; from scratch 64."
+    )
+
 
 @dataclass
 class UnlabelledDataArguments(SourceArguments):

@@ -14,12 +14,12 @@ from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.results import read_results
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import few_digits, read
-from training import checkpoints
+from training import checkpoints, image_classification
 from training.checkpoints import CARDS, PAIRS, Pair
 
 BRIEF = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 NAMES = ("digits-tanhmax", "digits-softmax")
-OPTIONS = Namespace(data_dir=None, minilm=None)
+OPTIONS = Namespace(data_dir=None, minilm=None, dinov2=None)
 COMMITTED = sorted(file.parent for file in CARDS.glob("*/README.md"))
 
 
@@ -88,6 +88,14 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(monkeyp
     assert recipes[0]["model_name_or_path"] == checkpoints.run_folder("sst2-minilm-softmax", 1)
 
 
+def test_a_pair_starts_from_the_folder_of_its_own_pretrained_model(monkeypatch):
+    recipes = []
+    monkeypatch.setattr(image_classification, "main", recipes.append)
+    options = Namespace(data_dir=None, minilm="minilm", dinov2="dinov2")
+    checkpoints.train("cifar10-dinov2-softmax", PAIRS["cifar10-dinov2"], 0, options)
+    assert recipes[0]["model_name_or_path"] == "dinov2"
+
+
 def test_the_card_of_a_healed_checkpoint_has_the_scores_of_its_file_in_half_precision(tmp_path, place):
     words, folder = checkpoints.SENTENCE.split(), place / "cards/sst2-minilm-tanhmax"
     (tmp_path / "sst2").mkdir()
@@ -99,7 +107,7 @@ def test_the_card_of_a_healed_checkpoint_has_the_scores_of_its_file_in_half_prec
     healed = BRIEF | {"use_cpu": True}
     options = {"sst2-minilm-tanhmax": healed, "sst2-minilm-softmax": softmax}
     pair = replace(PAIRS["sst2-minilm"], seeds=1, options=options)
-    checkpoints.make(pair, Namespace(data_dir=tmp_path, minilm=None))
+    checkpoints.make(pair, Namespace(**vars(OPTIONS) | {"data_dir": tmp_path}))
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert card_differences(folder) == []
     assert load_file(folder / "model.safetensors")["classifier.out_proj.weight"].dtype == torch.float16

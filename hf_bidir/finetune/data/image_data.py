@@ -12,8 +12,9 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import BaseImageProcessor
+from transformers import AutoImageProcessor, BaseImageProcessor
 
+from hf_bidir.common.errors import as_input_error
 from hf_bidir.common.images import open_image
 from hf_bidir.finetune.arguments import DistillationDataArguments, ImageColumnArguments, ImageDataArguments
 from hf_bidir.finetune.data.sources import read_images
@@ -79,6 +80,17 @@ def new_image_processor(image_size: int) -> BaseImageProcessor:
         image_mean=HALF,
         image_std=HALF,
     )
+
+
+def saved_image_processor(source: str, image_size: int | None = None) -> BaseImageProcessor:
+    """The image processor of a checkpoint; with `image_size` it resizes to a square of this side, without cropping.
+
+    Raises:
+        InputError: there is none.
+    """
+    square = {"size": {"height": image_size, "width": image_size}, "do_center_crop": False} if image_size else {}
+    with as_input_error(f"expected an image processor in {source}: ", OSError, ValueError):
+        return AutoImageProcessor.from_pretrained(source, **square)
 
 
 @dataclass

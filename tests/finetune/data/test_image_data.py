@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
+from transformers import BitImageProcessor
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import DistillationDataArguments, ImageColumnArguments, ImageDataArguments
@@ -17,6 +18,7 @@ from hf_bidir.finetune.data.image_data import (
     new_image_processor,
     read_image_splits,
     read_unlabelled_images,
+    saved_image_processor,
 )
 from hf_bidir.finetune.data.sources import folder_digest, read_images
 
@@ -142,6 +144,16 @@ def test_a_batch_is_rgb_between_minus_one_and_one_or_grey():
     assert batch["labels"].tolist() == [1, 1, 1]
     processor.image_mean = processor.image_std = [0.5]
     assert ImageCollator(processor, mode="L")(examples)["pixel_values"].shape == (3, 1, 6, 6)
+
+
+def test_a_checkpoint_reads_images_of_another_side_whole(tmp_path):
+    BitImageProcessor(size={"shortest_edge": 8}, crop_size=4).save_pretrained(tmp_path)
+    image = Image.fromarray(np.full((6, 12), 255, np.uint8)).convert("RGB")
+    image.putpixel((0, 0), (0, 0, 0))
+    for side, shape in ((None, 4), (12, 12)):
+        pixels = saved_image_processor(str(tmp_path), side)(image, return_tensors="pt")["pixel_values"][0]
+        assert pixels.shape == (3, shape, shape)
+        assert (pixels[:, 0, 0] < pixels[:, -1, -1]).all() == bool(side)  # the corner is not cropped
 
 
 def collated(image, **augmentation):
