@@ -20,7 +20,8 @@ research/conversions measures it (embeddings.py, and run.py with the variant "en
 `DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files), cifar10_jpeg and
 sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed
 numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels, so training on it gives
-another model.
+another model. The cifar10-dinov2 checkpoints start from the folder that `python -m research.dinov2` writes; weights of
+the Hub give other models.
 """
 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
