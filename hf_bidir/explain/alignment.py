@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import ClassVar
 
 from torch import Tensor
@@ -76,7 +75,11 @@ class Alignment(Result):
     def _row(self, scores: Tensor) -> str:
         """The source tokens of largest magnitude `[source]`, those of a prompt before those generated."""
         row = Listing(self.source, scores, self.special, has_signs=self.has_signs)
-        named = [f"{number} {name.strip()}" for name, number in row.strongest(IN_ROW)]
-        of_prompt = [index < self.first_length for index in row.order()[:IN_ROW]]
-        generated = list(compress(named, [not inside for inside in of_prompt]))
-        return "  ".join([*compress(named, of_prompt), *(["│", *generated] if generated else [])])
+        prompt: list[str] = []
+        generated: list[str] = []
+        for index, (name, number) in zip(row.order(), row.strongest(IN_ROW), strict=False):
+            part = prompt if index < self.first_length else generated
+            part.append(f"{number} {name.strip()}")
+        if generated:
+            prompt.append("│")
+        return "  ".join(prompt + generated)

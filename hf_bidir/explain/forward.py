@@ -15,9 +15,8 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import device_of, kind_of, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.explain.signed_maps import reader_of
 from hf_bidir.modeling.signed_layers import signed_layers
-
-DIFFERENTIAL = "DiffLlamaAttention"  # subtracts two maps
 
 
 class ForwardPass(NamedTuple):
@@ -185,38 +184,11 @@ def forward_pass(model: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardPa
     values: list[tuple[nn.Module, Tensor]] = []
     with in_evaluation(model), ExitStack() as stack:
         for layer in signed_layers(model):
-            reader = reader_of(layer)(layer, coefficients, values)
+            reader = reader_of(layer, coefficients, values)
             stack.enter_context(edited_coefficients(layer, reader.edit))
             stack.enter_context(observed_layers(layer, reader.observe))
         outputs = model(**inputs, return_dict=True)
     return ForwardPass(outputs, coefficients, values)
-
-
-class Reader:
-    """Adds the coefficients and the values of each run of a layer to two lists."""
-
-    def __init__(self, layer: nn.Module, coefficients: list[Tensor], values: list[tuple[nn.Module, Tensor]]) -> None:
-        self.layer = layer
-        self.coefficients = coefficients
-        self.values = values
-
-    def edit(self, coefficients: Tensor) -> Tensor:
-        """Changes nothing, but lets gradients flow to the coefficients."""
-        if torch.is_grad_enabled() and not coefficients.requires_grad:
-            coefficients.requires_grad_()
-        self.coefficients.append(coefficients)
-        return coefficients
-
-    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        self.values.append((self.layer, value.detach()))
-
-
-def reader_of(layer: nn.Module) -> type[Reader]:
-    if type(layer).__name__ != DIFFERENTIAL:
-        return Reader
-    from hf_bidir.explain.signed_maps import DifferentialReader
-
-    return DifferentialReader
 
 
 def sequence_length(

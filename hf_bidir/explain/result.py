@@ -135,11 +135,6 @@ class Explanation(Prediction, Result):
         has_signs = METHODS[self.method].explains_output
         return Listing(self.tokens, self.scores, self.example.special, self.example.template, has_signs)
 
-    def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
-        """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
-        words = self.example.words
-        return [self.tokens[index] for index in words], scores[words]
-
 
 class Explanations(list[Explanation]):
     """A list of explanations, which shows the first ones in a notebook."""

@@ -1,18 +1,41 @@
-"""The signed map `A₁ - λ A₂` of differential attention (Ye et al. 2025, "Differential Transformer").
+"""Readers of the coefficients and values of a layer, also of one that subtracts two maps.
 
-DiffLlama subtracts two softmax maps, of the first and the second half of the heads, after its attention function. Here
-their difference is put into the forward pass, so that methods read it, and gradients with respect to it, like the
-coefficients of a signed layer.
+Differential attention (Ye et al. 2025, "Differential Transformer") has the signed map `A₁ - λ A₂`: DiffLlama subtracts
+two softmax maps, of the first and the second half of the heads, after its attention function. Here their difference is
+put into the forward pass, so that methods read it, and gradients with respect to it, like the coefficients of a signed
+layer.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_bidir.explain.forward import Reader
+DIFFERENTIAL = "DiffLlamaAttention"
+Values = list[tuple[nn.Module, Tensor]]
 
 
+@dataclass
+class Reader:
+    """Adds the coefficients and the values of each run of a layer to two lists."""
+
+    layer: nn.Module
+    coefficients: list[Tensor]
+    values: Values
+
+    def edit(self, coefficients: Tensor) -> Tensor:
+        """Changes nothing, but lets gradients flow to the coefficients."""
+        if torch.is_grad_enabled() and not coefficients.requires_grad:
+            coefficients.requires_grad_()
+        self.coefficients.append(coefficients)
+        return coefficients
+
+    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        self.values.append((layer, value.detach()))
+
+
+@dataclass
 class DifferentialReader(Reader):
     """Adds the map of each run of a layer, `[batch, heads / 2, queries, keys]`, and the values that it multiplies.
 
@@ -20,10 +43,8 @@ class DifferentialReader(Reader):
     each.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.parts: list[Tensor] = []  # values of the calls of the run
-        self.rebuilt = torch.empty(0)
+    parts: list[Tensor] = field(default_factory=list)  # values of the calls of the run
+    rebuilt: Tensor = field(init=False)  # set by the first call
 
     def edit(self, coefficients: Tensor) -> Tensor:
         """The coefficients, made of the map, so that `y` depends on it."""
@@ -42,6 +63,12 @@ class DifferentialReader(Reader):
         if joined.shape[-1] == 2 * self.layer.head_dim:
             self.parts = []
             super().observe(layer, key, joined, context)
+
+
+def reader_of(layer: nn.Module, coefficients: list[Tensor], values: Values) -> Reader:
+    """The reader of a layer, which adds to these lists."""
+    kind = DifferentialReader if type(layer).__name__ == DIFFERENTIAL else Reader
+    return kind(layer, coefficients, values)
 
 
 def _weight(layer: Any) -> Tensor:

@@ -122,7 +122,7 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, found: Exp
         inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
         with in_evaluation(model):
             (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
-    agreement = _agreement(cache, request, found)
+    agreement = _agreement(cache, request, found, names)
     return Verdict(before, [names[index] for index in removed], after, patches, **agreement)
 
 
@@ -137,9 +137,9 @@ def _strongest(found: Explanation, readout: Readout, patches: int) -> list[int]:
     return strong[:most]
 
 
-def _agreement(cache: ForwardCache, request: Request, found: Explanation) -> dict[str, Any]:
+def _agreement(cache: ForwardCache, request: Request, found: Explanation, names: list[str]) -> dict[str, Any]:
     """The fields of the verdict on a second method; none where there is no other, or no ranks."""
-    example, names = found.example, told_apart(found.tokens)
+    example = found.example
     erases = request.method not in ("erasure", "deletion") and len(names) <= AFFORDABLE
     second = replace(request, method="erasure" if erases else "contributions")
     alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST

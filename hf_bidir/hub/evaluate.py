@@ -43,7 +43,8 @@ from hf_bidir.hub.results import EVALUATION, PREFIXES, Results, in_words, scores
 from hf_bidir.modeling.configuration_bidir import is_softmax
 
 SHORT = 1000  # examples up to which an evaluation shows no bar
-FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models
+FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", CARD]  # no code, because the package has the models
+SUB_FOLDERS = "*/*"
 ARGUMENTS: dict[str, Any] = {  # the data options of the training script, by task
     "text-classification": TextDataArguments,
     "image-classification": ImageDataArguments,
@@ -169,14 +170,14 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
         if revision:
             raise ValueError(f"{source} is a folder and has no revisions; leave out the revision {revision}.")
         return Path(source)
-    patterns: dict[str, Any] = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
     try:
-        return Path(snapshot_download(str(source), revision=revision, **patterns))
+        folder = snapshot_download(str(source), revision=revision, allow_patterns=FETCHED, ignore_patterns=SUB_FOLDERS)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"{source} is neither a checkpoint folder nor a model on the Hub that can be read: "
             f"{' '.join(str(error).split())}"
         ) from error
+    return Path(folder)
 
 
 def _load(folder: Path) -> PreTrainedModel:

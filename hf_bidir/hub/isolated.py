@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 if __name__ != "hf_bidir.hub.isolated":  # an import of the package, even an installed one, now raises ImportError
     sys.modules["hf_bidir"] = None  # type: ignore[assignment]
@@ -47,9 +46,10 @@ def isolated_forward(
         _save(inputs, inputs_file)
         words: list[str | Path] = [sys.executable, "-I", CHILD, folder, auto_class, inputs_file, outputs_file]
         environment = os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
-        options: dict[str, Any] = {"cwd": scratch, "env": environment, "timeout": timeout}
         try:
-            subprocess.run(words, text=True, capture_output=True, check=True, **options)
+            subprocess.run(
+                words, text=True, capture_output=True, check=True, cwd=scratch, env=environment, timeout=timeout
+            )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{auto_class} from {folder} did not finish within {timeout:g} s") from None
         except subprocess.CalledProcessError as error:

@@ -67,7 +67,7 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
     found = explain(*source, "contributions", details=True)
     sections = list(sections_of(found))
     shown = [found.scores, found.coefficients.values, *found.rankings.values()]
-    limits = [found.shown(scores)[1].abs().max().item() for scores in shown]
+    limits = [scores[found.example.words].abs().max().item() for scores in shown]
     limits.insert(2, found.heads.abs().max().item())
     assert [section.scale.limit for section in sections] == pytest.approx(limits)
     images = kind == "image"

@@ -107,7 +107,7 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
     }
     for segments, names in parts.items():
         found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments=segments)
-        assert found.shown(found.scores)[0] == names
+        assert [found.tokens[index] for index in found.example.words] == names
 
 
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
@@ -119,7 +119,7 @@ def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_befo
     begun = [*QUESTION, {"role": "assistant", "content": "It was"}]
     alone = explain(chat_model, chat_tokenizer, begun, "erasure", segments="messages", target="good")
     (scores,) = found.scores.values()
-    torch.testing.assert_close(scores[-1, shown[:2]], alone.shown(alone.scores)[1][:2], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(scores[-1, shown[:2]], alone.scores[alone.example.words][:2], rtol=1e-3, atol=1e-4)
 
 
 def test_the_template_is_grey_and_not_listed_and_generated_tokens_look_different(chat_model, chat_tokenizer):

@@ -164,7 +164,7 @@ def test_both_models_share_a_colour_scale_and_the_numbers_are_those_of_the_libra
     for checkpoint, part in zip(texts, scores, strict=True):
         expected = explain(*loaded(checkpoint), f" {SENTENCES[0]}", "attention", layer=1, head=0)
         numbers = [float(number) for number in re.findall(r"</b><small>(.*?)</small>", part)]
-        scores = expected.shown(expected.scores)[1]
+        scores = expected.scores[expected.example.words]
         assert numbers == pytest.approx(scores[scores > 0.01 * scores.max()].tolist(), rel=0.06)
 
 

@@ -51,13 +51,10 @@ class Example:
         return [index for index, special in enumerate(self.special) if not special]
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
-        """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest magnitude."""
-        pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T  # [tokens, length]
-        table = scores.unsqueeze(-2) * pieces.to(scores.device)
-        if add:
-            return table.sum(-1)
-        largest = table.abs().argmax(-1, keepdim=True)
-        return table.gather(-1, largest).squeeze(-1)
+        """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest, of at least 0."""
+        tokens = scores.new_zeros(*scores.shape[:-1], len(self.tokens))
+        places = self.token_of_piece.to(scores.device).expand_as(scores)
+        return tokens.scatter_reduce(-1, places, scores, "sum" if add else "amax")
 
 
 @dataclass(frozen=True)

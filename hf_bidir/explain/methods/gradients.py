@@ -1,7 +1,6 @@
 """The explained number as a function of the input, and integrated gradients of it, computed by captum."""
 
 import logging
-from contextlib import nullcontext
 from functools import cached_property
 
 import torch
@@ -73,9 +72,6 @@ class InputFunction:
 
     def run(self, start: Tensor, rows: Tensor) -> ModelOutput:
         """The outputs of the model for these input tensors of the rows."""
-        if len(rows) > 1 and takes_one_row(self.model):
-            pairs = zip(start.split(1), rows.split(1), strict=True)
-            return ModelOutput(logits=torch.cat([self.run(*pair).logits for pair in pairs]))
         inputs = {name: value[rows] for name, value in self.cache.inputs.items()}
         start = start.to(self.start.dtype)  # captum adds noise in single precision
         if self.is_image:
@@ -116,9 +112,8 @@ def integrated_gradients(cache: ForwardCache, request: Request, *, steps: int = 
     """
     from captum.attr import IntegratedGradients
 
-    # cuDNN has a backward pass of recurrent layers in training mode only
-    recurrent = any(isinstance(module, nn.RNNBase) for module in cache.model.modules())
-    without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+    # of recurrent layers cuDNN has a backward pass in training mode only
+    without_cudnn = torch.backends.cudnn.flags(enabled=False)
     total = (steps + 2) * len(cache.main_input)  # and both ends, for the error
     bar = tqdm(total=total, desc="integrated-gradients", unit="point", leave=False, delay=1)
     with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn, bar:
@@ -133,7 +128,7 @@ def integrated_gradients(cache: ForwardCache, request: Request, *, steps: int = 
             baselines=function.baseline,
             additional_forward_args=function.rows,
             n_steps=steps,
-            internal_batch_size=CHUNK,
+            internal_batch_size=1 if takes_one_row(cache.model) else CHUNK,
             return_convergence_delta=True,
         )
     changes = scores.flatten(1).sum(1) - errors
