@@ -45,8 +45,9 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     facts = _facts(folder, open_checkpoint(folder), read_results(folder))
     name = repo_id or folder.resolve().name
     facts["name"] = name.rpartition("/")[2]
-    places = {"repo_id": repo_id, "revision": revision, "begin": BEGIN, "end": END}
-    card = ModelCard.from_template(_metadata(facts), TEMPLATE, **facts, **places)
+    card = ModelCard.from_template(
+        _metadata(facts), TEMPLATE, **facts, repo_id=repo_id, revision=revision, begin=BEGIN, end=END
+    )
     readme = folder / CARD
     return merge_cards(read_card(readme), card) if readme.is_file() else card
 

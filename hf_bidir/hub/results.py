@@ -1,7 +1,7 @@
 """The scores of a checkpoint, from the files that its training run and its evaluation left beside it."""
 
 from dataclasses import dataclass
-from math import isclose, sqrt
+from math import isclose, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,9 @@ def read_results(folder: Path) -> Results:
 
 def agree(measured: dict[str, float], claimed: dict[str, float], tolerance: float = EQUAL) -> bool:
     """Whether all claimed scores were measured, up to a tolerance, which is relative above 1, as for perplexities."""
-    for name, value in claimed.items():
-        if name not in measured:
-            return False
-        if not isclose(measured[name], value, rel_tol=tolerance, abs_tol=tolerance):
-            return False
-    return True
+    return all(
+        isclose(measured.get(name, nan), value, rel_tol=tolerance, abs_tol=tolerance) for name, value in claimed.items()
+    )
 
 
 def in_words(metric: str) -> str:

@@ -95,8 +95,14 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         raise ValueError(f"segments and conversations need a fast tokenizer; {type(tokenizer).__name__} is slow.")
     ends = {"add_special_tokens": not text.template}
     whole = len(tokenizer(text.written, verbose=False, **ends)["input_ids"])
-    options = {"truncation": True, "max_length": limit, "return_offsets_mapping": tokenizer.is_fast}
-    encoding = tokenizer(text.written, return_tensors="pt", **ends, **options)
+    encoding = tokenizer(
+        text.written,
+        truncation=True,
+        max_length=limit,
+        return_offsets_mapping=tokenizer.is_fast,
+        return_tensors="pt",
+        **ends,
+    )
     if tokenizer.is_fast:
         tokens, special, token_of_piece = _words(tokenizer, text, encoding)
     else:
