@@ -53,6 +53,7 @@ SETS = {"drawn": (150, ""), "negated": (80, NEGATION)}  # how many of those that
 HALVES = ("choice", "report")
 REMOVED = "deletion"
 SHUFFLED = "shuffled"
+JUDGED = ("erasure", SHUFFLED)  # a verdict on another method repeats erasure
 METHODS = ("erasure", REMOVED, "contributions", "chefer", "attnlrp")
 MEANS = {"opposite": ("opposite, %", 100, 0), "falls": ("falls", 1, 2), "rises": ("rises", 1, 2)}
 HEADLINES = {"holds": ("holds, %", 100, 0), "partly": ("partly, %", 100, 0)}
@@ -77,8 +78,8 @@ def main() -> None:
             removals = [removed(*loaded, text) for text in tqdm(drawn, desc=f"{model} {seed}, {name}")]
             for method in (*METHODS, SHUFFLED):
                 of_method = pd.DataFrame([of_text[method] for of_text in removals])
-                limits = of_method[["fall", "correlation"]].quantile(0.95).to_dict()
-                measures = summary(of_method, MEANS | HEADLINES)
+                measures = summary(of_method, MEANS | (HEADLINES if method in JUDGED else {}))
+                limits = of_method.filter(["fall", "correlation"]).quantile(0.95).to_dict()
                 rows.append({"method": method, "sentences": name, "half": half} | measures | limits)
         return rows, [file]
 
@@ -108,15 +109,16 @@ def removed(model: Any, tokenizer: Any, text: str) -> dict[str, dict[str, float]
     falls = found[REMOVED][0].scores[words]
     for name, (explanation, seconds) in found.items():
         row = explanation.scores[words]
-        verdict = verdict_of(cache, Request(explanation.method, predicted, 1 - predicted), tokenizer, explanation)
         removals[name] = {
             "opposite": bool(row.sum() < 0),
             "falls": falls[row.argmax()].item(),
             "rises": -falls[row.argmin()].item(),
             "seconds": seconds,
-            "fall": verdict.fall,
-            "correlation": verdict.correlation,
-        } | {headline: verdict.headline == headline for headline in HEADLINES}
+        }
+    for name in JUDGED:
+        verdict = verdict_of(cache, Request("erasure", predicted, 1 - predicted), tokenizer, found[name][0])
+        removals[name] |= {headline: verdict.headline == headline for headline in HEADLINES}
+        removals[name] |= {"fall": verdict.fall, "correlation": verdict.correlation}
     return removals
 
 
@@ -136,8 +138,8 @@ def table(
 
 
 def verdicts(runs: pd.DataFrame, half: str = "report") -> str:
-    """The shares of headlines, also of shuffled scores."""
-    return table(runs, half, (*METHODS, SHUFFLED), HEADLINES)
+    """The shares of headlines, of erasure and of its scores shuffled among the words."""
+    return table(runs, half, JUDGED, HEADLINES)
 
 
 def by_settings(runs: pd.DataFrame, settings: list[dict[str, Any]], means: Mapping[str, tuple[str, float, int]]) -> str:
