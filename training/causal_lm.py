@@ -31,7 +31,7 @@ from transformers import default_data_collator, set_seed
 from hf_bidir import BidirLlamaConfig
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import BlockArguments, HealingArguments, ModelArguments, ScheduleArguments, option
+from hf_bidir.finetune.arguments import BlockArguments, ModelArguments, ScheduleArguments, StepArguments, option
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, fit_max_length, read_documents
 from hf_bidir.finetune.data.tokenizer import train_byte_level
@@ -70,7 +70,7 @@ class CausalModelArguments(ModelArguments):
 
 
 @dataclass
-class CausalRunArguments(HealingArguments):
+class CausalRunArguments(StepArguments):
     """Run options of causal language modelling: epochs, and a learning rate that decays to 0."""
 
     max_steps: int = option(-1, "The number of optimizer steps; -1 counts epochs instead.")

@@ -9,8 +9,7 @@ examples:
   python training/masked_lm.py --model_name_or_path google-bert/bert-base-uncased --dataset_name stanfordnlp/imdb \\
       --negative_mass_until 0.7 --output_dir runs/bert-imdb
 
-If the softmax model is available, training/distill.py reaches its accuracy sooner; this script also adapts the model
-to the text. A checkpoint without a language modelling head gets a new, random one.
+A checkpoint without a language modelling head gets a new, random one.
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
@@ -28,8 +27,8 @@ from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import (
     AdapterArguments,
-    HealingArguments,
     ScheduleArguments,
+    StepArguments,
     UnlabelledTextArguments,
     option,
 )
@@ -50,8 +49,13 @@ class MaskedTextArguments(UnlabelledTextArguments):
 
     mask_share: float = option(0.15, "The share of tokens to mask, between 0 and 1.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.mask_share < 1:
+            raise InputError(f"expected --mask_share between 0 and 1; got {self.mask_share}")
 
-OPTIONS = (MaskedTextArguments, AdapterArguments, ScheduleArguments, HealingArguments)
+
+OPTIONS = (MaskedTextArguments, AdapterArguments, ScheduleArguments, StepArguments)
 
 
 def main(options: Options = None) -> dict[str, Any]:

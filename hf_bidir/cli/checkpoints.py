@@ -33,7 +33,9 @@ def convert(
         typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
     ] = None,
     column: Annotated[str | None, typer.Option(help="Text or image column of --heal; by default detected.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of healing; by default 300 to 1,000.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of steps of --heal; by default 300 to 1,000.")
+    ] = None,
     keep_signs: Annotated[
         bool | None,
         typer.Option(help="Heal with penalties that keep signs in use; by default if tokens attend to each other."),

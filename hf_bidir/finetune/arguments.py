@@ -31,6 +31,11 @@ class SourceArguments:
         False, "Leave out rows without readable input or label, or of unknown classes; default: an error lists them."
     )
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name.startswith("max_") and value is not None and value < 1:
+                raise InputError(f"expected --{name} of at least 1; got {value}")
+
     @property
     def files(self) -> dict[str, list[str]]:
         """The files of each split that has some."""
@@ -290,8 +295,8 @@ class RunArguments(TrainingArguments):
 
 
 @dataclass
-class HealingArguments(RunArguments):
-    """Run options with the defaults of healing: a fixed number of steps, and the last checkpoint."""
+class StepArguments(RunArguments):
+    """Run options of a fixed number of steps, which keeps the last checkpoint."""
 
     max_steps: int = option(300, "The number of optimizer steps; -1 counts epochs instead.")
     learning_rate: float = option(2.5e-4, "The peak learning rate.")

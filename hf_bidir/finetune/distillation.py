@@ -234,6 +234,6 @@ def next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor
 
 def equal_predictions(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     """The number of equal predictions (classes, tokens or ends of spans), and that of all, `[examples]` each."""
-    pairs = [(outputs[name].argmax(-1), expected[name].argmax(-1)) for name in _predictions(expected)]
-    equal = torch.cat([(student == teacher).view(len(student), -1) for student, teacher in pairs], 1).float()
+    by_output = [outputs[name].argmax(-1) == expected[name].argmax(-1) for name in _predictions(expected)]
+    equal = torch.cat([each.view(len(each), -1) for each in by_output], 1).float()
     return _sum_of_tokens(equal, keep), _sum_of_tokens(torch.ones_like(equal), keep)

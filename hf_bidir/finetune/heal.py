@@ -7,29 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    BaseImageProcessor,
-    DataCollatorWithPadding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    set_seed,
-)
+from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir.checkpoints.reading import LICENCES, documents, open_checkpoint
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
-from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, ScheduleArguments, option
+from hf_bidir.finetune.arguments import DistillationDataArguments, ScheduleArguments, StepArguments, option
 from hf_bidir.finetune.data.image_data import ImageCollator, read_unlabelled_images
 from hf_bidir.finetune.data.splits import Splits, sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.distillation import (
-    PREDICTIONS,
-    STATES,
-    DistillationTrainer,
-    runs_layers_outside_penalties,
-)
+from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer, runs_layers_outside_penalties
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
@@ -87,7 +76,7 @@ class HealingScheduleArguments(ScheduleArguments):
 
 
 @dataclass
-class DistillationArguments(HealingArguments):
+class DistillationArguments(StepArguments):
     """Run options of distillation: it ends when predictions on held-out data come no closer to the teacher's."""
 
     max_steps: int = option(
@@ -110,7 +99,7 @@ def heal(
     data: DistillationDataArguments,
     arguments: StudentArguments,
     schedule: ScheduleArguments,
-    args: HealingArguments,
+    args: StepArguments,
     *,
     card: Callable[[str], Path] | None = None,
 ) -> dict[str, Any]:
@@ -136,10 +125,11 @@ def heal(
     )
     splits, processor, collators = healing_data(data, args, source, student, processors)
     args.max_steps = args.max_steps or steps_for(len(splits.train), args)
-    keep_signs = arguments.keep_signs
-    if keep_signs is None:
-        keep_signs = getattr(student, "attends_between_tokens", True) and not runs_layers_outside_penalties(args)
-    args.typed["keep_signs"] = keep_signs
+    if arguments.keep_signs is None:
+        arguments.keep_signs = getattr(student, "attends_between_tokens", True) and not runs_layers_outside_penalties(
+            args
+        )
+    args.typed |= {"max_steps": args.max_steps, "keep_signs": arguments.keep_signs}
     files = documents(source)
     if licence := _licence(files.get(CARD)):
         args.typed.setdefault("license", licence)
@@ -150,7 +140,7 @@ def heal(
         model=student,
         teacher=teacher,
         match=arguments.match or (PREDICTIONS if student.can_generate() else STATES),
-        keep_signs=keep_signs,
+        keep_signs=arguments.keep_signs,
         args=args,
         train_dataset=splits.train,
         eval_dataset=splits.validation,
@@ -167,7 +157,7 @@ def heal(
     return results
 
 
-def steps_for(rows: int, args: HealingArguments) -> int:
+def steps_for(rows: int, args: StepArguments) -> int:
     """The steps of one pass over the rows, within `LEAST_STEPS` and `MOST_STEPS`."""
     one_pass = rows // (args.world_size * args.train_batch_size * args.gradient_accumulation_steps)
     return min(max(one_pass, LEAST_STEPS), MOST_STEPS)
@@ -233,7 +223,7 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
 
 
 def healing_data(
-    data: DistillationDataArguments, args: HealingArguments, source: str, student: PreTrainedModel, processors: list
+    data: DistillationDataArguments, args: StepArguments, source: str, student: PreTrainedModel, processors: list
 ) -> tuple[Splits, PreTrainedTokenizerBase | BaseImageProcessor, dict[str, Callable]]:
     """The splits, the tokenizer or image processor, and the collators of the Trainer.
 

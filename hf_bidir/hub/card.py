@@ -109,7 +109,6 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
         "files": matching(folder, ("*",)),
         "has_weights": any(folder.glob("*.safetensors")),
         "has_code": not code.exists() or any(code.glob("*.py")),
-        "interval": results.interval and list(map(rounded, results.interval)),
         "licences": _licences(run, {} if adapter else previous),  # the data of a base are on its card
         "recipe": _as_yaml(recipe),
     }
@@ -139,9 +138,7 @@ def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
         return None if Path(adapter.base).exists() else adapter.base
     for run in runs:
         recipe = run.get("recipe", {})
-        if "base_model" in recipe:
-            return recipe["base_model"]
-        source = recipe.get("model_name_or_path")
+        source = recipe.get("base_model", recipe.get("model_name_or_path"))
         if source and not source.startswith((PLACE, TIMM_PREFIX)):
             return source
     return None

@@ -116,8 +116,11 @@ def in_words(metric: str) -> str:
 
 def scores_of(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
     """The scores among the metrics with this prefix: overall ones, then the recall of each class."""
-    scores = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-    scores = {name: value for name, value in scores.items() if value is not None}  # which was infinite
+    scores = {
+        name.removeprefix(prefix): value
+        for name, value in metrics.items()
+        if name.startswith(prefix) and value is not None  # None was infinite
+    }
     overall = {name: scores[name] for name in METRICS if name in scores}
     recalls = {name: value for name, value in scores.items() if name.startswith(RECALL)}
     return overall | recalls

@@ -13,7 +13,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_bidir import signed
-from hf_bidir.finetune.arguments import HealingArguments
+from hf_bidir.finetune.arguments import StepArguments
 from hf_bidir.finetune.distillation import DistillationTrainer, prediction_difference, relative_error
 from hf_bidir.finetune.metrics import distillation_metrics
 from tests.tiny_models import word_tokenizer
@@ -76,7 +76,7 @@ def trainer_of(head, config, folder):
     teacher = head(config(**SHAPE, initializer_range=1.0, num_labels=3)).eval()
     student = signed(head(teacher.config), negative_mass=1.0)
     student.load_state_dict(teacher.state_dict())
-    args = HealingArguments(str(folder), use_cpu=True, disable_tqdm=True, eval_strategy="no", save_strategy="no")
+    args = StepArguments(str(folder), use_cpu=True, disable_tqdm=True, eval_strategy="no", save_strategy="no")
     options = {"compute_metrics": distillation_metrics, "data_collator": COLLATOR}
     return DistillationTrainer(model=student, teacher=teacher, args=args, **options)
 

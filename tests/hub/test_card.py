@@ -15,7 +15,7 @@ from hf_bidir.hub import build_model_card
 from hf_bidir.hub.card import write_card
 from hf_bidir.hub.files import digests
 from hf_bidir.hub.results import agree, scores_of
-from tests.tiny_models import WORDS, word_tokenizer
+from tests.tiny_models import WORDS, signed_model, word_tokenizer
 
 RESULTS = {
     "eval_accuracy": 0.7,
@@ -110,6 +110,16 @@ def test_without_a_comparison_the_number_has_its_interval_over_the_examples(fini
     assert "```bash\nmake mine\n```" in text
     write(finished, "all_results.json", {"test_perplexity": 3.0})
     assert "**Perplexity 3.0000**; no interval is on record." in build_model_card(finished).text
+
+
+def test_the_agreement_of_tokens_has_no_interval_over_blocks(tmp_path):
+    signed_model("gpt2").save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    data = {"train": RUN["data"]["train"], "validation": {"source": "mine.txt", "rows": 16}}
+    write(tmp_path, "run.json", {"task": "distillation", "data": data})
+    write(tmp_path, "all_results.json", {"eval_agreement": 0.75})
+    text = build_model_card(tmp_path).text
+    assert "**Agreement 0.7500**; no interval is on record. Validation data: mine.txt (16 blocks)." in text
 
 
 def test_each_of_several_data_sets_has_its_licence(finished):

@@ -16,7 +16,7 @@ from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import HealingArguments
+from hf_bidir.finetune.arguments import StepArguments
 from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.distillation import DistillationTrainer
@@ -95,7 +95,7 @@ def test_healing_stops_when_predictions_come_no_closer(bert, tmp_path):
 
 @pytest.mark.parametrize(("rows", "steps"), [(500, 300), (12_000, 500), (150_000, 1000)])
 def test_few_texts_are_read_several_times_and_of_many_a_part(rows, steps):
-    assert steps_for(rows, HealingArguments("unused", use_cpu=True)) == steps
+    assert steps_for(rows, StepArguments("unused", use_cpu=True)) == steps
 
 
 def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_to_the_same_weights(
@@ -144,7 +144,7 @@ def trainer_of(folder, place, **options):
     """A trainer whose student is at full negative mass."""
     student, teacher, _ = student_and_teacher(folder, None)
     student.config.attn_negative_mass = 1.0
-    args = HealingArguments(output_dir=str(place / "run"), use_cpu=True, eval_strategy="no")
+    args = StepArguments(output_dir=str(place / "run"), use_cpu=True, eval_strategy="no")
     return DistillationTrainer(model=student, teacher=teacher, args=args, **options)
 
 

@@ -45,3 +45,8 @@ def test_a_checkpoint_that_masks_words_is_required(learned, tmp_path):
         main(["--train_file", "text.txt"])
     with pytest.raises(InputError, match="'gpt2', which has no AutoModelForMaskedLM; it has AutoModel, "):
         main([*learned[0], "--model_name_or_path", checkpoint_of("GPT2", tmp_path / "gpt2")])
+
+
+def test_a_share_of_masked_tokens_in_percent_is_refused(learned):
+    with pytest.raises(InputError, match="--mask_share between 0 and 1; got 15"):
+        main([*learned[0], "--mask_share", "15"])

@@ -112,8 +112,7 @@ class ImageCollator:
         images = [open_image(example["image"], self.mode) for example in examples]
         generator = batch_generator(image.tobytes() for image in images)
         images = [self.augmented(image, generator) for image in images]
-        pixels = self.processor(images, return_tensors="pt")["pixel_values"]
-        batch = {"pixel_values": pixels}
+        batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
         if "label" in examples[0]:
             batch["labels"] = torch.tensor([example["label"] for example in examples])
         return batch

@@ -171,32 +171,29 @@ def finished(raw: dict[str, Dataset], data: SourceArguments, notes: list[str]) -
             raise InputError(f"the {name} split has no row that can be used")
     if "validation" not in raw:
         _hold_out(raw, data.validation_share, notes)
-    most = data.max_train_samples
-    if most and most < len(raw["train"]):
-        raw["train"] = _sample(raw["train"], most)
-        note(notes, f"Trained on a random sample of {most} rows only.")
+    raw["train"] = _sample(raw["train"], data.max_train_samples, notes, "Trained")
     return Splits(**raw, notes=notes)
 
 
 def without_test(raw: dict[str, Dataset]) -> dict[str, Dataset]:
     """Train and validation; the test split is used as validation where there is no other."""
-    test = raw.pop("test", None)
-    if test is not None:
-        raw.setdefault("validation", test)
+    if "test" in raw:
+        raw.setdefault("validation", raw.pop("test"))
     return raw
 
 
 def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     """The splits with at most `max_eval_samples` rows of validation, and a note on the sample."""
-    most = data.max_eval_samples
-    if most and most < len(splits.validation):
-        splits.validation = _sample(splits.validation, most)
-        note(splits.notes, f"Evaluated on a random sample of {most}.")
+    splits.validation = _sample(splits.validation, data.max_eval_samples, splits.notes, "Evaluated")
     return splits
 
 
-def _sample(split: Dataset, rows: int) -> Dataset:
-    return split.shuffle(seed=SEED).select(range(rows))
+def _sample(split: Dataset, most: int | None, notes: list[str], use: str) -> Dataset:
+    """At most that many rows, with a note on the sample."""
+    if not most or most >= len(split):
+        return split
+    note(notes, f"{use} on a random sample of {most}.")
+    return split.shuffle(seed=SEED).select(range(most))
 
 
 def with_class_names(split: Dataset) -> Dataset:

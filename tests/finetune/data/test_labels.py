@@ -89,6 +89,7 @@ def test_class_labels_of_two_splits_are_matched_by_name(tmp_path):
         ({"class_names": ["only"]}, "2 different class names.*only"),
         ({"class_names": ["same", "same"]}, "'same', 'same'"),
         ({"validation_share": 0.01}, "--validation_share"),
+        ({"max_train_samples": 0}, "--max_train_samples of at least 1; got 0"),
     ],
 )
 def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, named):
