@@ -16,8 +16,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import hf_bidir
-
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
@@ -45,10 +43,6 @@ def build(kernel: Path) -> Path:
         copied.unlink()
     for name, text in flat_sources().items():
         (sources / name).write_text(text, encoding="utf-8")
-    (sources / "version.py").write_text(
-        f'"""The version of hf_bidir that the kernel was made from."""\n\nVERSION = "{hf_bidir.__version__}"\n',
-        encoding="utf-8",
-    )
     shutil.copy(ROOT / "hf_bidir/kernels" / TILINGS, sources / TILINGS)
     with tempfile.TemporaryDirectory(dir=kernel, prefix=".build-") as scratch:
         for backend in general["backends"]:

@@ -13,15 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_bidir.kernels.fused_path import fused_obstacle
-from hf_bidir.modeling.signed_layers import (
-    BACKENDS,
-    OTHER_BACKENDS,
-    PACKED,
-    Backend,
-    LayerCall,
-    attend_by,
-    is_causal,
-)
+from hf_bidir.modeling.signed_layers import BACKENDS, OTHER_BACKENDS, PACKED, Backend, LayerCall, attend_by, is_causal
 
 Attended = tuple[Tensor, Tensor | None]
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
@@ -114,8 +106,10 @@ def _attend_like_flex(call: LayerCall) -> Attended:
     if mask is not None and not isinstance(mask, Tensor):
         from torch.nn.attention.flex_attention import create_mask
 
-        batch, heads = mask.shape[:2]
-        mask = create_mask(mask.mask_mod, batch, heads, call.query.shape[2], call.key.shape[2], call.query.device)
+        if not hasattr(mask, "keep"):  # the layers of a forward pass share the block mask
+            shape = *mask.shape[:2], call.query.shape[2], call.key.shape[2]
+            mask.keep = create_mask(mask.mask_mod, *shape, call.query.device)
+        mask = mask.keep
     return attend_by("auto", call._replace(mask=mask, options=call.options | {"is_causal": False}))
 
 

@@ -124,9 +124,17 @@ def doubling(module, query, key, value, attention_mask, scaling=None, **options)
     return (coefficients @ value).transpose(1, 2), None
 
 
-def test_a_function_of_a_user_computes_softmax_layers_and_is_neither_signed_nor_explained():
+@pytest.fixture
+def doubling_is_registered():
     AttentionInterface.register("doubling", doubling)
     AttentionMaskInterface.register("doubling", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    yield
+    for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        del functions._global_mapping["doubling"]
+
+
+@pytest.mark.usefixtures("doubling_is_registered")
+def test_a_function_of_a_user_computes_softmax_layers_and_is_neither_signed_nor_explained():
     stock = using(stock_model("bert"), "doubling")
     inputs = inputs_of("bert")
     model = signed(copy.deepcopy(stock), negative_mass=0.0)
@@ -136,4 +144,3 @@ def test_a_function_of_a_user_computes_softmax_layers_and_is_neither_signed_nor_
     model.config.attn_negative_mass = 1.0
     with pytest.raises(ValueError, match=r'doubling.*choose "sdpa"'):
         logits_of(model, inputs)
-    del ALL_ATTENTION_FUNCTIONS._global_mapping["doubling"]

@@ -71,7 +71,7 @@ def test_the_block_size_does_not_change_the_result(rows, columns, causal, window
         (grouped, torch.bfloat16, 60.0),
     ],
 )
-def test_scores_of_every_magnitude_keep_their_digits_in_the_context_and_the_gradient_of_the_values(make, dtype, size):
+def test_small_scores_in_fp32_and_large_ones_in_bf16_keep_their_digits_in_context_and_value_gradient(make, dtype, size):
     results = compared(scaled(make(batch=1, dtype=dtype), size))
     going_to_0_with_the_scores = ([context, for_values] for context, _, _, for_values in results)
     assert_as_exact(*going_to_0_with_the_scores, relative=1e-5 if dtype == torch.float32 else 1e-3)

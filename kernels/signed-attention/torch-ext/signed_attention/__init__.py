@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from . import fused_path  # noqa: F401  enters "fused" among the implementations
 from .attention import bidir_attention
 from .attention_call import keep_and_bias, same_batch
-from .version import VERSION
 
-__all__ = ["VERSION", "bidir_attention", "flash_attn_forward", "supports_flash_attn"]
+__all__ = ["bidir_attention", "flash_attn_forward", "supports_flash_attn"]
 
 supports_flash_attn = True  # with this, transformers passes the masks of "sdpa"; padding would be attended to without
 # arguments of some models that would change the result
