@@ -1,6 +1,6 @@
 """Do a model's tokens become equal with depth, with softmax and with TanhMax, and which parts prevent it?
 
-    python training/distill.py training/recipes/minilm-healed.yaml --model_name_or_path MINILM \\
+    python training/distill.py training/recipes/minilm-healed.yaml --model_name_or_path MINILM --max_steps 300 \\
         --train_file DIR/imdb/train.parquet DIR/sst2/train.parquet \\
         --validation_file DIR/imdb/test.parquet DIR/sst2/validation.parquet
     python -m research.rank_collapse.depth --data-dir DIR --minilm MINILM
