@@ -217,7 +217,7 @@ def _common_scale(results: list[Explanation | Alignment]) -> Scale | None:
     if not explained:
         return None
     scores = torch.cat([result.listing.shown for result in explained])
-    return scale_of(explained[0], explained[0].unit, scores)
+    return scale_of(explained[0], scores)
 
 
 def refused(reason: str) -> Properties:

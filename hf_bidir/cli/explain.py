@@ -52,7 +52,7 @@ def explain(
     ] = None,
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Page: also one head, all heads, rollout and flow")
+        bool, typer.Option("--details", help="Add one head, all heads, rollout and flow to the page.")
     ] = False,
     output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
@@ -83,36 +83,38 @@ def explain(
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
     """
-    choices: dict[str, Any] = {
-        "method": method,
-        "target": target,
-        "instead_of": instead_of,
-        "position": position,
-        "layer": layer,
-        "head": head,
-        "continuation": continuation,
-        "new_tokens": new_tokens,
-        "size": size,
-        "against": against,
-        "segments": segments,
-        "details": details,
-    }
     with running("explain"):
         from transformers.utils import logging
 
         from hf_bidir.explain import api
-        from hf_bidir.explain.draw.page import holds_explanation, write_explanation
+        from hf_bidir.explain.draw.page import check_page, write_explanation
         from hf_bidir.explain.draw.terminal import print_words
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
         logging.disable_progress_bar()  # for loading the weights
-        holds_explanation(output)  # refuses a folder of something else before an explanation, which may take minutes
+        check_page(output)  # refuses a folder of something else before an explanation, which may take minutes
         inputs: Any = _messages(text_or_image) if chat else text_or_image
         typer.echo(f"Loading {checkpoint} …", err=True)
         model, processor = load_checkpoint(checkpoint)
         _check_no_file(model, inputs)
         typer.echo("Explaining …", err=True)
-        explanation: Any = api.explain(model, processor, inputs, **choices)
+        explanation: Any = api.explain(
+            model,
+            processor,
+            inputs,
+            method=method,
+            target=target,
+            instead_of=instead_of,
+            position=position,
+            layer=layer,
+            head=head,
+            continuation=continuation,
+            new_tokens=new_tokens,
+            size=size,
+            against=against,
+            segments=segments,
+            details=details,
+        )
         written = write_explanation(explanation, output)
     prediction, _, others = explanation.summary(top).partition("\n")
     typer.echo(prediction)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hf_bidir.explain.inputs.text import percent, shortened
 from hf_bidir.explain.listing import Listing
-from hf_bidir.explain.readout import LEAST
 from hf_bidir.explain.result import Result
 
 IN_ROW = 5  # tokens in the row of a generated token
@@ -36,7 +35,6 @@ class Alignment(Result):
     """
 
     is_generated: ClassVar = True
-    least: ClassVar = LEAST
 
     source: list[str]
     special: Sequence[bool]

@@ -233,10 +233,10 @@ def _lost(example: Example, tokenizer: Any) -> list[str]:
         return notes
     if example.truncated:
         notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
-    recipe = read_json(Path(tokenizer.name_or_path, RECORD)).get("recipe", {})
-    length = len(example.token_of_piece)
-    if length > recipe.get("max_length", length):
-        notes.append(f"The text has {length} word pieces; the model was trained on at most {recipe['max_length']}.")
+    length, folder = len(example.token_of_piece), tokenizer.name_or_path  # "" of a tokenizer built in memory
+    match read_json(Path(folder, RECORD)) if folder else {}:
+        case {"recipe": {"max_length": int(longest)}} if length > longest:
+            notes.append(f"The text has {length} word pieces; the model was trained on at most {longest}.")
     if tokenizer.unk_token_id is not None:
         places = example.token_of_piece[example.inputs["input_ids"][0] == tokenizer.unk_token_id].tolist()
         words = [visible(shortened(example.tokens[at])) for at in places if not example.special[at]]

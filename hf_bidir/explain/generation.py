@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,11 +34,11 @@ COEFFICIENT = "coefficient a"
 def explain_generated(model: PreTrainedModel, tokenizer: Any, text: str | Text, request: Request) -> Alignment:
     """The alignment of what an encoder-decoder generates, or of what follows a prompt, once the request is checked."""
     if model.config.is_encoder_decoder:
-        return _translated(model, tokenizer, text)
+        return _translated(model, tokenizer, text, request)
     return _continued(model, tokenizer, Text(text) if isinstance(text, str) else text, request)
 
 
-def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Alignment:
+def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text, request: Request) -> Alignment:
     """Generate text greedily, and explain each generated token by the source tokens.
 
     Their contributions are `a · ∂y/∂a`, summed over the layers and heads of cross-attention. `y` is the generated
@@ -64,7 +65,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text) -> Ali
         reading=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}: {METHODS['contributions'].how_to_read}.",
         scores={unit: example.by_token(rows.cpu()) for unit, rows in scores.items()},
         first_length=len(example.tokens),
-        notes=[NO_VERDICT],
+        notes=[NO_VERDICT] if request.verdict else [],
     )
 
 
@@ -122,15 +123,11 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     source = _extended(example, generated[:-1], written[:-1])
     cache = ForwardCache(model, source.inputs, source.token_of_piece[None])
     positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
-
-    def score(cache: ForwardCache, request: Request) -> Tensor:
-        return prediction_scores(cache, request, generated, positions)
-
+    score = partial(prediction_scores, targets=generated, positions=positions)
     scores, used, note = scored(cache, request, score)
     method = used.entry
     by_token = source.by_token(scores, method.additive)
     what = "answer" if prompt.template else "continuation"
-    count = f"{len(written)} tokens" if len(written) > 1 else "1 token"
     text = visible(tokenizer.decode(generated, skip_special_tokens=True).strip())
     caption = f"{method.caption(request.layer, request.head)}, summed over the {what}"
     explained = f"; y is {LOGIT}" if method.explains_output else ""
@@ -139,13 +136,13 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
         source=source.tokens,
         special=source.special,
         written=written,
-        explained=f'{what.capitalize()} ({count}): "{text}".',
+        explained=f'{what.capitalize()}: "{text}".',
         reading=f"{caption}{explained}: {method.how_to_read}.",
         scores={method.unit: by_token},
         first_length=len(example.tokens),
         has_signs=method.explains_output,
         probabilities=_shares(cache, generated, positions),
-        notes=list(filter(None, [note, sink, NO_VERDICT])),
+        notes=list(filter(None, [note, sink, request.verdict and NO_VERDICT])),
         **_totals(tokenizer, prompt, example, scores[:, : len(example.token_of_piece)], method),
     )
 
@@ -189,21 +186,20 @@ def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:
     )
 
 
-def prediction_scores(
-    cache: ForwardCache, request: Request, targets: Tensor, positions: Tensor, batch_size: int = ROWS
-) -> Tensor:
-    """Scores of several output tokens of one text, `[targets, length]`, computed in batches.
+def prediction_scores(cache: ForwardCache, request: Request, targets: Tensor, positions: Tensor) -> Tensor:
+    """Scores of several output tokens of one text, `[targets, length]`.
+
+    They run in batches; methods with a forward pass per token compute all outputs at once.
 
     Args:
         cache: of the text, a single row.
         request: with its method.
         targets, positions: the token ids to explain, and the position that predicts each of them.
-        batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
     """
     method = request.entry
     if method.shared:
         return method.scores(cache, replace(request, target=targets, position=positions)).cpu()
-    batches = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
+    batches = list(zip(targets.split(ROWS), positions.split(ROWS), strict=True))
     scores = []
     for target, position in tqdm(batches, desc=request.method, unit="batch", leave=False, delay=1):
         inputs = {name: value.expand(len(target), -1) for name, value in cache.inputs.items()}

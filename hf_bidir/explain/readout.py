@@ -185,10 +185,9 @@ def _without_classes(model: Any, readout: Readout, index: int, value: float) -> 
         return f"{type(model).__name__} has no head. Explained: y, {state}, {signed(value)}."
     if model.reference is None:
         what = "the embedding before normalisation projected on its own direction"
-        more = "; --against TEXT explains its similarity to a text"
     else:
-        what, more = f'its {model.similarity} similarity to "{visible(model.against)}"', ""
-    return f"Embedding ({model.described}). Explained: y, {what}, {signed(value)}{more}."
+        what = f'its {model.similarity} similarity to "{visible(model.against)}"'
+    return f"Embedding ({model.described}). Explained: y, {what}, {signed(value)}."
 
 
 def _of_class(
@@ -207,7 +206,7 @@ def _of_class(
 
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
     probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
-    y, foil = f"y is the logit of {name(target) if target != predicted else 'the prediction'}", None
+    y, foil = f"y is the logit of {name(target)}", None
     if readout.foils is not None:
         foil = int(readout.foils[index])
         y += f" minus that of {name(foil)}"
@@ -216,4 +215,4 @@ def _of_class(
     other = f". Explained: {name(target)}, {percent(float(probabilities[target]))}" if target != predicted else ""
     probability = float(probabilities[predicted])
     explained = f"{name(predicted)}, {percent(probability)}{other} (y = {signed(value)})."
-    return Prediction(explained, value, name(predicted), probability, target, foil, f"{y}. ")
+    return Prediction(explained, value, name(predicted), probability, target, foil, f"{y}.")

@@ -1,7 +1,7 @@
 """The scores of one example or several: printed, drawn, as a page, and in a notebook."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -103,31 +103,33 @@ class Explanation(Prediction, Result):
         return METHODS[self.method].unit
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the scores are for or against y, and of the whole model."""
+        return METHODS[self.method].explains_output and (self.layer, self.head) == (None, None)
+
+    @property
     def reading(self) -> str:
-        """What the numbers are, in one sentence."""
+        """What y is, unless `explained` says it, and what the numbers are."""
         method = METHODS[self.method]
         caption = method.caption(self.layer, self.head, images=self.example.grid is not None)
-        whole = method.explains_output and (self.layer, self.head) == (None, None)
-        sums = f"; {method.sums}" if whole else ""
-        return f"{self.definition}{caption}: {method.how_to_read}{sums}."
+        sums = f"; {method.sums}" if self.is_whole else ""
+        return f"{self.definition} {caption}: {method.how_to_read}{sums}.".lstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
-        named = ("explained", "prediction", "probability", "value", "target", "instead_of", "method", "layer", "head")
-        numbers = {name: getattr(self, name) for name in (*named, "tokens", "notes")}
+        named = [field.name for field in fields(Prediction)]
+        named += ["method", "layer", "head", "unit", "tokens", "notes"]
+        numbers = {name: getattr(self, name) for name in named}
         numbers["verdict"] = self.verdict and asdict(self.verdict) | {
             "headline": self.verdict.headline,
             "sentence": self.verdict.sentence,
         }
-        numbers["unit"] = self.unit
         numbers["special"] = self.example.special
         numbers["scores"] = self.scores.tolist()
         return numbers
 
     def __repr__(self) -> str:
-        grid = self.example.grid
-        what = f"{grid[0]} x {grid[1]} patches" if grid else " ".join(self.tokens)
-        return f"<Explanation by {self.method} of {visible(shortened(what, 60))}>"
+        return f"<Explanation by {self.method} of {visible(shortened(' '.join(self.tokens), 60))}>"
 
     @property
     def listing(self) -> Listing:

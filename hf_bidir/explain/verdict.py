@@ -6,6 +6,7 @@ from itertools import compress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache, takes_embedding
@@ -16,10 +17,9 @@ from hf_bidir.explain.request import AFFORDABLE, Request
 from hf_bidir.explain.result import Explanation
 
 HEADLINES = ("do not rely on it", "partly", "holds")  # by the number of checks that are passed
-REMOVED = 3  # words, and at most half of them
-REMOVED_SHARE = 0.1  # of the patches of an image
+REMOVED_SHARE, REMOVED = 0.1, 3  # of the words or patches, and at least so many, but at most half of them
 NAMED = 3  # words in a sentence
-LONGEST = 512  # tokens up to which a second method runs, which keeps coefficients of length x length
+LONGEST = 1024  # tokens up to which a second method runs, which keeps coefficients of length x length
 MATTERS = 0.1  # share of its method's largest magnitude from which a score counts
 AGREES = 0.5  # least rank correlation
 
@@ -116,7 +116,7 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, found: Exp
     readout = readout_of(cache, request, cache.outputs_alone)
     (before,) = predictions(model, processor, readout, cache.outputs_alone)
     patches = len(example.words) if example.grid else 0
-    names, removed, after = told_apart(found.tokens), _strongest(found, readout, patches), None
+    names, removed, after = told_apart(found.tokens), _strongest(found, readout), None
     if removed:
         remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
         inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
@@ -126,10 +126,11 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, found: Exp
     return Verdict(before, [names[index] for index in removed], after, patches, **agreement)
 
 
-def _strongest(found: Explanation, readout: Readout, patches: int) -> list[int]:
-    """The tokens of largest score, without special and weak ones and the one that an output per token is read from."""
+def _strongest(found: Explanation, readout: Readout) -> list[int]:
+    """The words or patches that support y most, the strongest first, without the one that y is read from."""
     example, listing, read = found.example, found.listing, None
-    most = min(max(REMOVED, int(REMOVED_SHARE * patches)), len(example.words) // 2)
+    count = len(example.words)
+    most = min(max(REMOVED, int(REMOVED_SHARE * count)), count // 2)
     if readout.positions is not None:
         read = example.token_of_piece[int(readout.positions)]
     least = MATTERS * listing.shown.abs().max()
@@ -154,13 +155,17 @@ def _agreement(cache: ForwardCache, request: Request, found: Explanation, names:
         pair = pair.abs()
     if min(len(scores.unique()) for scores in pair) < 3:
         return {}
-    ranks = (pair.unsqueeze(2) - pair.unsqueeze(1)).sign().sum(2)  # linear in mean ranks of ties
     large = (pair.abs() >= MATTERS * pair.abs().amax(1, keepdim=True)).all(0)
     return {
         "method": second.method,
-        "correlation": torch.corrcoef(ranks)[0, 1].item(),
+        "correlation": torch.corrcoef(_ranks(pair))[0, 1].item(),
         "differing": [names[index] for index in compress(example.words, large & (pair.prod(0) < 0))],
     }
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """A linear function of the ranks in each row of scores `[methods, words]`; equal scores share their mean rank."""
+    return (scores.unsqueeze(2) - scores.unsqueeze(1)).sign().sum(2)
 
 
 @torch.no_grad()

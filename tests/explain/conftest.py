@@ -31,10 +31,15 @@ def bert(negative_mass: float = 1.0, head=BidirBertForSequenceClassification, **
     return with_biases(head(BidirBertConfig(**SHAPE, attn_negative_mass=negative_mass, **options)))
 
 
-def vit(negative_mass: float = 1.0, **options):
+def vit(negative_mass: float = 1.0, image_size: int = 8, **options):
     torch.manual_seed(0)
     config = BidirViTConfig(
-        **WIDTHS, image_size=8, patch_size=2, initializer_range=0.4, attn_negative_mass=negative_mass, **options
+        **WIDTHS,
+        image_size=image_size,
+        patch_size=2,
+        initializer_range=0.4,
+        attn_negative_mass=negative_mass,
+        **options,
     )
     return with_biases(BidirViTForImageClassification(config))
 

@@ -14,6 +14,7 @@ from hf_bidir.explain import (
     ForwardCache,
     Request,
     explain,
+    generation,
     integrated_gradients,
     token_scores,
 )
@@ -56,11 +57,12 @@ def tokens_of(text):
 
 @pytest.mark.parametrize("method", ["attnlrp", "contributions", "erasure", "deletion", "flow"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_row_equals_the_explanation_of_its_token_alone(method, name):
+def test_every_row_equals_the_explanation_of_its_token_alone(method, name, monkeypatch):
+    monkeypatch.setattr(generation, "ROWS", 2)
     model, ids = signed_model(name), tokens_of(f"{PROMPT} {NEXT}")
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
-    rows = prediction_scores(ForwardCache(model, inputs), Request(method), predictions, positions, batch_size=2)
+    rows = prediction_scores(ForwardCache(model, inputs), Request(method), predictions, positions)
     assert rows.shape == (len(predictions), ids.shape[1] - 1)
     for row, prediction, position in zip(rows, predictions.tolist(), positions.tolist(), strict=True):
         alone = {name: value[:, : position + 1] for name, value in inputs.items()}
@@ -75,7 +77,7 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
     (scores,) = found.scores.values()
     assert scores.shape == (len(found.written), len(found.source))
-    assert found.explained == f'Continuation ({len(found.written)} tokens): "{NEXT}".'
+    assert found.explained == f'Continuation: "{NEXT}".'
     shares = model(tokens_of(f"{PROMPT} {NEXT}")).logits[0].softmax(-1)
     expected = [shares[2 + step, token].item() for step, token in enumerate(tokens_of(f" {NEXT}")[0].tolist())]
     assert found.probabilities == pytest.approx(expected, rel=1e-4)
@@ -127,6 +129,7 @@ def test_a_continuation_explained_without_signs_prints_none(model):
 def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model):
     words = len(explain(model, TOKENIZER, PROMPT).tokens)
     assert explain(model, TOKENIZER, PROMPT, budget=words).method == "erasure"
+    assert "segments=" not in explain(model, TOKENIZER, PROMPT, budget=1, segments=PROMPT.split()).notes[0]
     found = continued(model, budget=words)  # whose first tokens the others read
     assert "would need" in found.notes[0]
     assert METHODS["attnlrp"].what in found.reading

@@ -35,6 +35,7 @@ def test_one_text_gives_its_scores_by_word():
     assert found.value == pytest.approx(model()(**example.inputs).logits[0, 1].item(), abs=1e-5)
     read = json.loads(json.dumps(found.to_dict()))
     assert (read["tokens"], read["scores"]) == (found.tokens, pytest.approx(found.scores.tolist()))
+    assert (read["definition"], found.reading.partition(" AttnLRP")[0]) == 2 * ("y is the logit of positive.",)
     assert (read["method"], read["special"]) == ("attnlrp", [True, False, False, False, False, True])
 
 
@@ -84,6 +85,16 @@ def test_a_text_that_is_longer_than_those_of_the_training_has_a_note(tmp_path):
     longer, as_long = explain(model(), words, ["a good bad film", "a good film"], "contributions")
     assert longer.notes[0] == "The text has 6 word pieces; the model was trained on at most 5."
     assert not any("trained" in note for note in as_long.notes)
+
+
+@pytest.mark.parametrize("record", ["{", '{"recipe": {"max_length": "5"}}'])
+def test_of_a_tokenizer_without_a_folder_and_without_a_length_there_is_no_such_note(tmp_path, monkeypatch, record):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.json").write_text(record)
+    words = tokenizer()
+    words.name_or_path = "" if record == "{" else str(tmp_path)
+    (found,) = explain(model(), words, ["a good bad film"], "contributions")
+    assert not any("trained" in note for note in found.notes)
 
 
 def test_words_without_a_piece_are_named():

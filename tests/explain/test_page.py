@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from markupsafe import escape
+from rich.console import Console
 from transformers import ViTImageProcessor
 
 from hf_bidir.explain import explain
-from hf_bidir.explain.draw.page import holds_explanation, sections_of, write_explanation
+from hf_bidir.explain.draw.page import sections_of, write_explanation
+from hf_bidir.explain.draw.terminal import print_words
+from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.result import Explanations
+from hf_bidir.explain.verdict import Verdict
 from tests.explain.conftest import bert, picture, tokenizer, vit
 
 HOSTILE = "<script>alert(1)</script>"
@@ -42,10 +46,19 @@ def test_words_carry_their_numbers_signed_only_if_some_are_negative(tmp_path):
     assert numbers({"a": 0.1, "b": 0.25}) == [("a", "0.1"), ("b", "0.25")]
 
 
-def test_scores_that_hardly_move_y_have_hardly_any_colour():
-    page = explanation_of({"for": 1e-4, "against": -1e-4}).page()
-    for color in re.findall(r"<b style=\"background: #(\w{6})", page):
-        assert min(bytes.fromhex(color)) > 240
+@pytest.mark.parametrize(("layer", "after", "pale"), [(None, 0.99, True), (None, 0.5, False), (0, 0.99, False)])
+def test_scores_of_the_whole_model_have_hardly_any_colour_where_y_hardly_moves(layer, after, pale):
+    verdict = Verdict(Prediction("", 1.0, "good", 0.7), ["for"], Prediction("", after, "good", 0.7))
+    page = explanation_of({"for": 1e-4, "against": -1e-4}, verdict=verdict, layer=layer).page()
+    colors = re.findall(r"<b style=\"background: #(\w{6})", page)
+    assert [min(bytes.fromhex(color)) > 240 for color in colors] == [pale, pale]
+
+
+def test_on_a_terminal_words_close_to_zero_have_no_background(monkeypatch, capsys):
+    console = Console(force_terminal=True, color_system="truecolor", no_color=False)
+    monkeypatch.setattr("hf_bidir.explain.draw.terminal.Console", lambda: console)
+    print_words(explanation_of({"for": 0.5, "weak": 0.01}))
+    assert re.findall(r"48;2;[\d;]+m(\w+)", capsys.readouterr().out) == ["for"]
 
 
 def test_nothing_of_a_text_is_run_and_nothing_comes_from_elsewhere():
@@ -84,9 +97,7 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
 
 def test_an_earlier_explanation_is_replaced_and_other_pages_are_refused(tmp_path):
     found = explanation_of({"a": 1.0})
-    assert not holds_explanation(tmp_path / "out")
     assert write_explanation(found, tmp_path / "out") == tmp_path / "out" / "index.html"
-    assert holds_explanation(tmp_path / "out")
     write_explanation(replace(found, explained="another"), tmp_path / "out")
     assert "another" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
     (tmp_path / "index.html").write_text("a page of someone else")

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
@@ -33,9 +34,7 @@ Color = tuple[float, float, float, float]
 
 
 def as_array(values: Array) -> np.ndarray:
-    if isinstance(values, Tensor):
-        values = values.detach().float().cpu().numpy()
-    return np.asarray(values, dtype=float)
+    return torch.as_tensor(values).detach().cpu().double().numpy()
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ def image_heatmap(
     titles: Sequence[str] = (),
     unit: str = "score",
     scale: Scale | None = None,
-    caption: str = "",
 ) -> Figure:
     """Draw images in grey with the signed scores of their patches on top, clear for 0, on one colour scale.
 
@@ -102,7 +100,7 @@ def image_heatmap(
     Args:
         images: `[batch, height, width]` or `[batch, channels, height, width]`.
         scores: `[batch, rows, columns]` of patches.
-        titles, unit, caption: one title per image, the label of the colour bar, and the text under the panels.
+        titles, unit: one title per image, and the label of the colour bar.
         scale: by default the one that just holds the scores.
 
     Raises:
@@ -125,7 +123,7 @@ def image_heatmap(
         overlay(panel, image, grid, scale)
         panel.set_title(title, fontsize=9, parse_math=False)
     scale.draw(figure, unit, ax=panels, shrink=0.9)
-    return finish(figure, caption)
+    return figure
 
 
 def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale) -> None:
@@ -167,7 +165,7 @@ def score_grid(
         values: `[rows, columns]`, such as contributions of layers and heads, or scores of generated and source words.
         rows, columns: their names, the first row on top.
         scale: by default the one that just holds the values.
-        unit, caption: as in `image_heatmap`.
+        unit, caption: the label of the colour bar, and the text under the cells.
 
     Raises:
         ValueError: values that do not fit the names or are not finite.

@@ -94,7 +94,7 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
             yield _totals(result)
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    yield _section(result, "", result.unit, result.scores, scale)
+    yield _section(result, "", result.unit, result.scores, scale or scale_of(result, result.listing.shown))
     if (head := result.coefficients) is not None:
         yield _section(result, head.heading, COEFFICIENT, head.values, caption=head.caption)
     if result.heads is not None and result.heads.numel() > 1:
@@ -113,18 +113,22 @@ def _section(
 ) -> Section:
     """The words of a text with their scores, or the image alone and under the scores of its patches."""
     listing, figure = replace(result.listing, scores=scores, has_signs=unit in UNITS_OF_Y), None
-    scale = scale or scale_of(result, unit, listing.shown)
+    scale = scale or Scale.of(listing.shown)
     if (grid := result.example.grid) is not None:
-        values = scores[listing.words]
+        values = scores[result.example.words]
         images = result.example.inputs["pixel_values"].expand(2, -1, -1, -1)
         grids = torch.stack([torch.zeros_like(values), values]).view(2, *grid)
         figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
     return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), [Line("", listing)], figure)
 
 
-def scale_of(result: Any, unit: str, scores: Tensor) -> Scale:
-    """The colour scale of scores, which ends at a change of y that counts, so that hardly any has hardly any colour."""
-    return Scale.of(scores, result.least if unit in UNITS_OF_Y else 0)
+def scale_of(result: Any, scores: Tensor) -> Scale:
+    """The colour scale of the scores of an `Explanation`.
+
+    Where y hardly moves it does not end below a change that counts, so that the colours of the whole model are pale.
+    """
+    is_pale = result.is_whole and result.verdict and result.verdict.hardly_moves
+    return Scale.of(scores, result.least if is_pale else 0)
 
 
 def _heads(result: Any) -> Section:
@@ -134,7 +138,7 @@ def _heads(result: Any) -> Section:
     layers = [f"layer {index}" for index in reversed(range(count))]
     heads = [f"head {index}" for index in range(width)]
     unit = METHODS["contributions"].unit
-    scale = scale_of(result, unit, contributions)
+    scale = Scale.of(contributions)
     caption = "Summed over all tokens. A cell without a number is close to 0."
     figure = score_grid(contributions.flip(0), layers, heads, unit=unit, scale=scale)
     return Section("Contribution of each layer and head", unit, scale, caption, figure=figure)
@@ -148,7 +152,7 @@ def _totals(result: Any) -> Section:
     lines = [Line(label, listing.part(*bound)) for label, bound in zip(labels, bounds, strict=True)]
     caption = "The number in front of a sentence is its sum. " if sentences else ""
     unit = next(iter(result.scores))
-    return Section("", unit, scale_of(result, unit, listing.shown), caption + listing.left_out(), lines)
+    return Section("", unit, Scale.of(listing.shown), caption + listing.left_out(), lines)
 
 
 def _aligned(result: Any, unit: str) -> Section:
@@ -158,7 +162,7 @@ def _aligned(result: Any, unit: str) -> Section:
     for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
         read = Listing(result.source, scores, result.special).part(0, result.first_length + grows * step)
         lines.append(Line(f"→ {word}", read, result.first_length))
-    scale = scale_of(result, unit, torch.cat([line.listing.shown for line in lines]))
+    scale = Scale.of(torch.cat([line.listing.shown for line in lines]))
     return Section(f"Each generated token: {unit}", unit, scale, lines=lines)
 
 
@@ -198,19 +202,15 @@ def write_page(path: str | Path, page: str) -> None:
 
 
 def write_explanation(result: Any, folder: str | Path) -> Path:
-    """Write the page as index.html into `folder`, in place of an earlier one; errors as in `holds_explanation`."""
-    holds_explanation(folder)
+    """Write the page as index.html into `folder`, in place of an earlier one; errors as in `check_page`."""
+    check_page(folder)
     path = Path(folder, PAGE)
     write_page(path, page_of(result))
     return path
 
 
-def holds_explanation(folder: str | Path) -> bool:
-    """Whether `folder` holds an earlier explanation.
-
-    Raises:
-        FileExistsError: `folder` is a file, or its index.html is another page.
-    """
+def check_page(folder: str | Path) -> None:
+    """Raise FileExistsError if `folder` is a file, or its index.html is no earlier explanation."""
     folder = Path(folder)
     page = folder / PAGE
     foreign = page.is_file() and PAGE_MARK not in page.read_text(encoding="utf-8", errors="replace")
@@ -218,4 +218,3 @@ def holds_explanation(folder: str | Path) -> bool:
         raise FileExistsError(
             f"expected a folder for the page, without another index.html; got {folder}. Choose another --output."
         )
-    return page.is_file()

@@ -7,6 +7,8 @@ from rich.text import Text
 
 from hf_bidir.explain.draw.page import TEMPLATE, sections_of
 
+COLORED_SHARE = 0.1  # of the limit, from which a word has a background; a weaker one would be a white bar on black
+
 
 def print_words(result: Any) -> None:
     """Print the text or prompt on a terminal with colours, red where it supports y and blue where it opposes it.
@@ -19,6 +21,8 @@ def print_words(result: Any) -> None:
     section = next(sections_of(result))
     for line in section.lines if section.figure is None else ():
         text = Text(line.label)
-        for word, _, background, color, mark in section.words(line):
-            text.append(" ").append(word, "dim" if mark == TEMPLATE else f"{color} on {background}")
+        colored = line.listing.shown.abs() >= COLORED_SHARE * section.scale.limit
+        for is_colored, (word, _, background, color, mark) in zip(colored, section.words(line), strict=True):
+            style = f"{color} on {background}" if is_colored else ""
+            text.append(" ").append(word, "dim" if mark == TEMPLATE else style)
         console.print(text)

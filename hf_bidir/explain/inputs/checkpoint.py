@@ -29,13 +29,12 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
         check_kind(checkpoint.head, checkpoint.config)
     model = checkpoint.signed_model(torch.float32)
     images = reads_images(model)
-    fitting = [
-        processor
-        for processor in checkpoint.processors(model)
-        if isinstance(processor, PreTrainedTokenizerBase) != images
-    ]
-    if not fitting:
+    for processor in checkpoint.processors(model):
+        if isinstance(processor, PreTrainedTokenizerBase) != images:
+            break
+    else:
         kind = "image processor" if images else "tokenizer"
         raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
-    model = sentence_encoder(model, fitting[0], checkpoint.sentences) if checkpoint.sentences else model
-    return model.eval(), fitting[0]
+    if checkpoint.sentences:
+        model = sentence_encoder(model, processor, checkpoint.sentences)
+    return model.eval(), processor

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import longest_text, text_limit
 
 NEGLIGIBLE = 0.01  # share of the largest magnitude below which a score is not printed
-APOSTROPHE = re.compile(r"\b['’]\b")  # of a contraction: a quotation mark has no letter on one side
+APOSTROPHE = re.compile(r"(?<=[^\W\d_]|[\u0300-\u036f])['’](?=[^\W\d_])")  # between letters, which may be decomposed
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 

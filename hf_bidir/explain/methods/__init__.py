@@ -15,9 +15,10 @@ from hf_bidir.explain.request import Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 CHEAP_NOTE = (
-    "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass. Choose "
-    'segments="sentences" (--segments sentences) for {best} of sentences, or method="{best}" (--method {best}) to wait.'
+    "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass. "
+    'Choose method="{best}" (--method {best}) to wait.'
 )
+FEWER_PASSES = ' With segments="sentences" (--segments sentences) it needs one per sentence.'
 
 
 def token_scores(
@@ -52,7 +53,9 @@ def token_scores(
 
 
 def scored(
-    cache: ForwardCache, request: Request, score: Callable[[ForwardCache, Request], Tensor] | None = None
+    cache: ForwardCache,
+    request: Request,
+    score: Callable[[ForwardCache, Request], Tensor] = lambda cache, request: request.entry.scores(cache, request),
 ) -> tuple[Tensor, Request, str]:
     """The scores, the request with the method that they are of, and a note on the choice of a default method.
 
@@ -61,11 +64,11 @@ def scored(
     Args:
         score: what computes them from the cache and the request with its method; by default the method.
     """
-    score = score or (lambda cache, request: request.entry.scores(cache, request))
     model, passes, note = cache.model, cache.passes, ""
     resolved = request.resolved(model, passes)
     if request.budget and resolved.method != (best := request.resolved(model).method):
         note = CHEAP_NOTE.format(best=best, passes=passes, method=resolved.method, cost=resolved.entry.cost)
+        note += FEWER_PASSES if request.segments is None else ""
     try:
         return score(cache, resolved), resolved, note
     except NoRule as error:
