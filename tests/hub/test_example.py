@@ -81,7 +81,7 @@ def test_the_example_of_a_users_model_runs_in_its_folder(model_class, offline, t
     Image.new("RGB", (8, 8), "red").save(tmp_path / "image.png")  # that the card explains
     monkeypatch.chdir(tmp_path)
     assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
-    assert "Explained: " in capsys.readouterr().out
+    assert "(y = " in capsys.readouterr().out
 
 
 def test_the_example_sees_an_image_as_training_does(tmp_path):
