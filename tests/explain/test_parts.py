@@ -44,6 +44,7 @@ def chat_model(chat_tokenizer):
     [
         (TEXT, "sentences", ["1. a good film .", "2. un believ !", "3. bad film ."]),
         ("a film\n\na bad\n one", "paragraphs", ["1. a film", "2. a bad\n one"]),
+        (TEXT, ["good", "bad"], ["a", "good", "film", ".", "un", "believ", "!", "bad", "film", "."]),
         (TEXT, ["good film", "bad film ."], ["a", "1. good film", ".", "un", "believ", "!", "2. bad film ."]),
         (
             'a "film." She (too.) left.\n\nA film!',

@@ -55,7 +55,7 @@ def conversation(tokenizer: Any, messages: Sequence[Message]) -> Text:
 
 
 def segmented(text: str | Text, segments: Segments) -> Text:
-    """A text whose segments are units, with their numbers in their names, which may be shortened.
+    """A text whose segments are units; those of several words are numbered, because lists shorten them.
 
     Args:
         segments: "sentences", "paragraphs", "messages" of a conversation, or the segments themselves, such as retrieved
@@ -79,8 +79,10 @@ def segmented(text: str | Text, segments: Segments) -> Text:
         )
     if not parts:
         raise ValueError("expected at least one segment, got none.")
-    names = tuple(f"{number}. {text.written[start:end].strip()}" for number, (start, end) in enumerate(parts, 1))
-    return replace(text, parts=tuple(parts), names=names, whole=True)
+    names = [text.written[start:end].strip() for start, end in parts]
+    if any(" " in name for name in names):
+        names = [f"{number}. {name}" for number, name in enumerate(names, 1)]
+    return replace(text, parts=tuple(parts), names=tuple(names), whole=True)
 
 
 def _places(text: str, segments: Sequence[str]) -> Iterable[Place]:
