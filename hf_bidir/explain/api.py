@@ -180,7 +180,7 @@ def _explanations(
         if request.verdict:
             notes.append(baseline_note(cache, request, processor))
         more = _details(cache, example, request) if request.details else {}
-        found = Explanation(
+        explanation = Explanation(
             **vars(prediction),
             example=example,
             method=str(request.method),
@@ -191,8 +191,8 @@ def _explanations(
             **more,
         )
         if request.verdict and len(example.words) > 1:
-            found = replace(found, verdict=verdict_of(cache, request, processor, found))
-        yield found
+            explanation = replace(explanation, verdict=verdict_of(cache, request, processor, explanation))
+        yield explanation
 
 
 def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:

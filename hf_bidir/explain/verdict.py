@@ -106,41 +106,41 @@ def _state(prediction: Prediction) -> str:
 
 
 @torch.no_grad()
-def verdict_of(cache: ForwardCache, request: Request, processor: Any, found: Explanation) -> Verdict:
+def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanation: Explanation) -> Verdict:
     """The verdict on an explanation of the single example in a cache.
 
     Args:
         request: with the method of the scores, and the position if the model has an output for each.
     """
-    model, example = cache.model, found.example
+    model, example = cache.model, explanation.example
     readout = readout_of(cache, request, cache.outputs_alone)
     (before,) = predictions(model, processor, readout, cache.outputs_alone)
     patches = len(example.words) if example.grid else 0
-    names, removed, after = told_apart(found.tokens), _strongest(found, readout), None
+    names, removed, after = told_apart(explanation.tokens), _strongest(explanation, readout), None
     if removed:
         remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
         inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
         with in_evaluation(model):
             (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
-    agreement = _agreement(cache, request, found, names)
+    agreement = _agreement(cache, request, explanation, names)
     return Verdict(before, [names[index] for index in removed], after, patches, **agreement)
 
 
-def _strongest(found: Explanation, readout: Readout) -> list[int]:
+def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
     """The words or patches that support y most, the strongest first, without the one that y is read from."""
-    example, listing, read = found.example, found.listing, None
+    example, listing, read = explanation.example, explanation.listing, None
     count = len(example.words)
     most = min(max(REMOVED, int(REMOVED_SHARE * count)), count // 2)
     if readout.positions is not None:
         read = example.token_of_piece[int(readout.positions)]
     least = MATTERS * listing.shown.abs().max()
-    strong = [index for index in listing.order() if found.scores[index] >= least and index != read]
+    strong = [index for index in listing.order() if explanation.scores[index] >= least and index != read]
     return strong[:most]
 
 
-def _agreement(cache: ForwardCache, request: Request, found: Explanation, names: list[str]) -> dict[str, Any]:
+def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, names: list[str]) -> dict[str, Any]:
     """The fields of the verdict on a second method; none where there is no other, or no ranks."""
-    example = found.example
+    example = explanation.example
     erases = request.method not in ("erasure", "deletion") and len(names) <= AFFORDABLE
     second = replace(request, method="erasure" if erases else "contributions")
     alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
@@ -150,7 +150,7 @@ def _agreement(cache: ForwardCache, request: Request, found: Explanation, names:
         (row,) = second.entry.scores(cache, second)
     except ValueError:  # layers that do not attend over the same tokens
         return {}
-    pair = torch.stack([found.scores, example.by_token(row.cpu())])[:, example.words]
+    pair = torch.stack([explanation.scores, example.by_token(row.cpu())])[:, example.words]
     if not request.entry.explains_output:
         pair = pair.abs()
     if min(len(scores.unique()) for scores in pair) < 3:

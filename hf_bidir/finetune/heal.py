@@ -126,9 +126,8 @@ def heal(
     splits, processor, collators = healing_data(data, args, source, student, processors)
     args.max_steps = args.max_steps or steps_for(len(splits.train), args)
     if arguments.keep_signs is None:
-        arguments.keep_signs = getattr(student, "attends_between_tokens", True) and not runs_layers_outside_penalties(
-            args
-        )
+        attends = getattr(student, "attends_between_tokens", True)
+        arguments.keep_signs = attends and not runs_layers_outside_penalties(args)
     args.typed |= {"max_steps": args.max_steps, "keep_signs": arguments.keep_signs}
     files = documents(source)
     if licence := _licence(files.get(CARD)):

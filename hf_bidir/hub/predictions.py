@@ -112,8 +112,8 @@ class Predictions:
             try:
                 from hf_bidir.explain import explain
 
-                found = explain(self.model, processor, self.examples[int(row)][self.column])
-                pages.append(Markup(found._repr_html_()))
+                explanation = explain(self.model, processor, self.examples[int(row)][self.column])
+                pages.append(Markup(explanation._repr_html_()))
             except (ModuleNotFoundError, ValueError) as error:
                 pages.append(f"It is not explained: {error}")
         return pages

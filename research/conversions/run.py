@@ -137,10 +137,10 @@ def scores(evaluation: Evaluation) -> dict[str, Any]:
     return metrics | signs
 
 
-def agreement(*evaluations: Evaluation) -> float:
+def agreement(student: Evaluation, teacher: Evaluation) -> float:
     """How often two models predict the same class."""
-    first, second = (each.predictions.output.predictions[0] for each in evaluations)
-    return np.mean(first == second)
+    classes, expected = (model.predictions.output.predictions[0] for model in (student, teacher))
+    return np.mean(classes == expected)
 
 
 if __name__ == "__main__":
