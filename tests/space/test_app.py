@@ -86,7 +86,7 @@ def test_the_chosen_head_is_shown_alone(page):
     choose(page, "Head", "layer 1, head 3")
     for side in (0, 1):
         meaning = card(page, side).locator(".hf-bidir > .caption")
-        expect(meaning).to_have_text(re.compile("^Contribution .*layer 1, head 3: "))
+        expect(meaning).to_have_text(re.compile(r"^y is the logit of LABEL_\d\. Contribution .*; layer 1, head 3: "))
 
 
 def test_bad_input_gives_one_line_html_is_shown_and_not_obeyed_and_the_page_goes_on(page):
