@@ -23,6 +23,7 @@ ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are
 LISTED_CLASSES = 20  # in a message
 LEAST = 0.1  # nats: smaller changes of a logit do not count
 LEAST_SHARE = 0.01  # the same for another y, a share of it
+CLOSE = 0.1  # difference of two probabilities below which a classifier's prediction is a close call
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Prediction:
     """What is explained of one example.
 
     Attributes:
-        explained: the prediction and y, in words.
+        explained: the explained class or token, y, and the prediction if it is another one, in words.
         value: y.
         prediction, probability: the predicted class or token, and its share; None for a model that predicts none.
         target: the explained class or token; None for a model without a head.
@@ -195,24 +196,33 @@ def _of_class(
 ) -> Prediction:
     """The prediction from the logits `[classes]` of an example."""
     assert readout.targets is not None
-    target, predicted = int(readout.targets[index]), int(logits.argmax())
+    target, foil = int(readout.targets[index]), None
     if len(logits) == 1:
         return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target=target)
     names_tokens = kind_of(model).names_tokens
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    predicted, second = logits.argsort(descending=True, stable=True)[:2].tolist()
 
     def name(label: int) -> str:
         """The name of a class, or a token of the vocabulary in quotation marks."""
         return f'"{spelled(processor, [label])[0]}"' if names_tokens else model.config.id2label[label]
 
-    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
-    y, foil = f"y is the logit of {name(target)}", None
+    def share(label: int) -> str:
+        return f"{name(label)}, {percent(probabilities[label].item())}"
+
+    explained, definition = share(target), f"y is the logit of {name(target)}"
     if readout.foils is not None:
         foil = int(readout.foils[index])
-        y += f" minus that of {name(foil)}"
+        explained += f", instead of {share(foil)}"
+        definition += f" minus that of {name(foil)}"
     elif names_tokens:
-        y += " minus the mean of all tokens"
-    other = f". Explained: {name(target)}, {percent(float(probabilities[target]))}" if target != predicted else ""
-    probability = float(probabilities[predicted])
-    explained = f"{name(predicted)}, {percent(probability)}{other} (y = {signed(value)})."
-    return Prediction(explained, value, name(predicted), probability, target, foil, f"{y}.")
+        definition += " minus the mean of all tokens"
+    explained += f" (y = {signed(value)})."
+    if predicted not in (target, foil):
+        explained += f" Prediction: {share(predicted)}."
+    probability = probabilities[predicted].item()
+    rival = 1 - probability if several else probabilities[second].item()
+    if abs(probability - rival) < CLOSE and not names_tokens:
+        explained += f" A close call{'' if several else f' with {name(second)}'}."
+    return Prediction(explained, value, name(predicted), probability, target, foil, f"{definition}.")

@@ -8,14 +8,17 @@ from itertools import cycle, islice
 
 import pytest
 import torch
+from transformers.utils import ModelOutput
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertModel, unsigned
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import explain, explain_each, read_text, result, token_scores
+from hf_bidir.explain import ForwardCache, Request, explain, explain_each, read_text, result, token_scores
 from hf_bidir.explain.inputs.text import percent
+from hf_bidir.explain.readout import predictions, readout_of
 from hf_bidir.explain.request import default_method
-from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, tokenizer, vit
+from tests.explain.conftest import NAMES, SHAPE, bert, family, pooling, sentences, tokenizer, vit
 
+ANIMALS = ("cat", "dog", "fox")
 TEXTS = ["a unbelievably good film", "bad", "a film !", "good bad good"]
 
 
@@ -155,14 +158,48 @@ def test_what_is_explained_of_a_model_without_probabilities():
     assert f", {percent(found.probability)} (y = " in found.explained
 
 
-def test_the_prediction_and_the_share_of_another_target_are_named():
-    logits = model()(**read_text(tokenizer(), TEXTS[0], 12).inputs).logits[0]
-    shares = dict(zip(NAMES["label2id"], logits.softmax(-1).tolist(), strict=True))
-    predicted = max(shares, key=shares.get)
-    for target, share in shares.items():
-        text = explained(TEXTS[0], target=target).explained
-        assert text.startswith(f"{predicted}, {percent(shares[predicted])}")
-        assert (f". Explained: {target}, {percent(share)} (y = " in text) == (target != predicted)
+@pytest.mark.parametrize(
+    ("shares", "target", "instead_of", "line"),
+    [
+        ((0.7, 0.2, 0.1), None, None, "cat, 70 % (y = −0.36)."),
+        ((0.7, 0.2, 0.1), "dog", None, "dog, 20 % (y = −1.6). Prediction: cat, 70 %."),
+        ((0.7, 0.2, 0.1), "dog", "cat", "dog, 20 %, instead of cat, 70 % (y = −1.3)."),
+        ((0.7, 0.2, 0.1), "fox", "dog", "fox, 10 %, instead of dog, 20 % (y = −0.69). Prediction: cat, 70 %."),
+        ((0.2, 0.36, 0.44), None, None, "fox, 44 % (y = −0.82). A close call with dog."),
+        ((0.2, 0.36, 0.44), "cat", None, "cat, 20 % (y = −1.6). Prediction: fox, 44 %. A close call with dog."),
+    ],
+)
+def test_the_first_line_names_what_is_explained_and_a_prediction_that_is_another_one(shares, target, instead_of, line):
+    assert first_line(torch.tensor([shares]).log(), target, instead_of) == line
+
+
+@pytest.mark.parametrize(
+    ("shares", "line"),
+    [
+        ((0.9, 0.86, 0.1), "cat, 90 % (y = +2.2)."),  # both labels apply
+        ((0.1, 0.46, 0.3), "dog, 46 % (y = −0.16). A close call."),
+    ],
+)
+def test_a_label_among_several_is_a_close_call_near_one_half(shares, line):
+    assert first_line(torch.tensor([shares]).logit(), problem_type="multi_label_classification") == line
+
+
+def first_line(logits, target=None, instead_of=None, **options):
+    """What is said of the logits of three classes."""
+    names = {"id2label": dict(enumerate(ANIMALS)), "label2id": {name: index for index, name in enumerate(ANIMALS)}}
+    cache, outputs = ForwardCache(bert(**names, **options), sentences()), ModelOutput(logits=logits)
+    readout = readout_of(cache, Request(target=target, instead_of=instead_of), outputs)
+    return predictions(cache.model, None, readout, outputs)[0].explained
+
+
+def test_a_language_model_makes_no_close_calls_and_names_both_tokens_of_a_contrast():
+    masked = bert(head=BidirBertForMaskedLM)
+    masked.get_output_embeddings().weight.data *= 0.1  # almost uniform predictions
+    found = explain(masked, tokenizer(), "a [MASK] film", target="good", instead_of="bad")
+    shares = masked(**tokenizer()("a [MASK] film", return_tensors="pt")).logits[0, 2].softmax(-1).tolist()
+    contrast, *others = found.explained.split(" (y = ")
+    assert contrast == f'"good", {percent(shares[6])}, instead of "bad", {percent(shares[7])}'
+    assert others[0].endswith(f"Prediction: {found.prediction}, {percent(max(shares))}.")
 
 
 @pytest.mark.parametrize("method", ["contributions", "erasure"])
