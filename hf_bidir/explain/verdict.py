@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.forward import ForwardCache, takes_embedding
+from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import percent, signed, told_apart
 from hf_bidir.explain.methods.erasure import without
 from hf_bidir.explain.readout import Prediction, Readout, predictions, readout_of
@@ -21,71 +22,102 @@ REMOVED_SHARE, REMOVED = 0.1, 3  # of the words or patches, and at least so many
 NAMED = 3  # words in a sentence
 LONGEST = 1024  # tokens up to which a second method runs, which keeps coefficients of length x length
 MATTERS = 0.1  # share of its method's largest magnitude from which a score counts
-AGREES = 0.5  # least rank correlation
+EXPLAINS, AGREES = 0.25, 0.5  # least share of y, least correlation: research/explanations/words.py measures both checks
+RANKED = 6  # words from which on their ranks are compared
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Two checks: y falls without the tokens that support it most, and a second method ranks the tokens alike.
+    """Two checks: most of y goes with the strongest words of its sign, and a second method scores the words alike.
 
     Attributes:
         before: the prediction that is explained.
-        removed: words that were removed, or patches that were painted in the mean colour.
+        removed: words that were removed, or patches that were painted in the mean colour: those that support y, or
+            oppose it where it is negative.
         after: the prediction without them, with y of the same class; None where nothing was removed.
         patches: of the image; 0 for a text.
-        method: the second method, if any applies.
-        correlation: Spearman's rank correlation with its scores, special tokens left out; with their magnitudes, where
-            the first method has no signs.
+        method: the second method, or where none applies.
+        correlation: Spearman's rank correlation of the two methods' scores, without those of special tokens; of fewer
+            than `RANKED` words the cosine of the scores. Of magnitudes, where the first method has no signs. None
+            without a second method.
+        ranked: whether it is one of ranks.
         differing: the words to which both give at least a tenth of their largest magnitude, with different signs.
+        opposite: whether the scores sum to another sign than y.
     """
 
     before: Prediction
     removed: Sequence[str] = ()
     after: Prediction | None = None
     patches: int = 0
-    method: str | None = None
-    correlation: float = 0.0
+    method: str = ""
+    correlation: float | None = None
+    ranked: bool = True
     differing: Sequence[str] = ()
+    opposite: bool = False
 
     @property
-    def fall(self) -> float:
-        """y minus y without the removed tokens; 0 where nothing was removed."""
-        return 0.0 if self.after is None else self.before.value - self.after.value
+    def share(self) -> float:
+        """The share of y that goes with the removed tokens, above 1 where its sign changes; 0 where none was."""
+        if self.after is None or not self.before.value:
+            return 0.0
+        return 1 - self.after.value / self.before.value
 
     @property
     def hardly_moves(self) -> bool:
         """Whether the removal changes y by less than counts, so that there is nothing to explain."""
-        return self.after is not None and abs(self.fall) < self.before.least
+        return self.after is not None and abs(self.before.value - self.after.value) < self.before.least
+
+    @property
+    def agrees(self) -> bool:
+        """Whether a second method scores the words alike."""
+        return self.correlation is not None and self.correlation >= AGREES
 
     @property
     def headline(self) -> str:
         """One of `HEADLINES`, by the number of checks that are passed; none is where y hardly moves."""
-        return HEADLINES[0 if self.hardly_moves else (self.fall > 0) + (self.correlation >= AGREES)]
+        passed = 0 if self.hardly_moves else (self.share >= EXPLAINS) + self.agrees
+        return HEADLINES[min(passed, 1) if self.opposite else passed]
+
+    @property
+    def title(self) -> str:
+        return f"Verdict on the explanation: {self.headline}."
+
+    @property
+    def reasons(self) -> str:
+        """A sentence on each check."""
+        reasons = [self._removal()]
+        if not self.hardly_moves:
+            reasons.append(self._comparison())
+        if self.opposite:
+            reasons.append("The scores sum to another sign than y.")
+        return " ".join(reasons)
 
     @property
     def sentence(self) -> str:
         """The headline and its reasons."""
-        reasons = [f"Verdict: {self.headline}.", self._removal()]
-        if not self.hardly_moves:
-            reasons.append(self._comparison())
-        return " ".join(reasons)
+        return f"{self.title} {self.reasons}"
 
     def _removal(self) -> str:
         if self.after is None:
-            return "Nothing that can be removed clearly supports y."
+            return "Nothing that can be removed has clearly the sign of y."
         how = f"Without {_named(self.removed)}"
         if self.patches:
             painted = f"{len(self.removed)} of {self.patches} patches painted in the mean colour"
             how = f"With {painted} ({_named(self.removed)})"
-        moves = "hardly moves:" if self.hardly_moves else "falls" if self.fall > 0 else "rises"
+        if self.hardly_moves:
+            moves = "hardly moves:"
+        else:
+            moves = "falls" if self.after.value < self.before.value else "rises"
+            moves += "" if self.share >= EXPLAINS else " only" if self.share > 0 else ", away from 0,"
         return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}."
 
     def _comparison(self) -> str:
-        if self.method is None:
-            return "No second method applies."
-        agrees = "agrees" if self.correlation >= AGREES else "disagrees"
+        if self.correlation is None:
+            return f"No second method applies {self.method}."
+        agrees = "agrees" if self.agrees else "disagrees"
+        measure = "rank correlation" if self.ranked else "cosine"
         other = f" It gives {_named(self.differing)} the other sign." if self.differing else ""
-        return f"A second method, {self.method}, {agrees}: rank correlation {self.correlation:.2f}.{other}"
+        return f"A second method, {self.method}, {agrees}: {measure} {self.correlation:.2f}.{other}"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -123,43 +155,55 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
         with in_evaluation(model):
             (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
     agreement = _agreement(cache, request, explanation, names)
-    return Verdict(before, [names[index] for index in removed], after, patches, **agreement)
+    opposite = explanation.is_whole and explanation.scores.sum().item() * before.value < 0
+    return Verdict(before, [names[index] for index in removed], after, patches, opposite=opposite, **agreement)
 
 
 def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
-    """The words or patches that support y most, the strongest first, without the one that y is read from."""
+    """The words or patches with the largest scores of the sign of y, the strongest first, without the one that y is
+    read from."""
     example, listing, read = explanation.example, explanation.listing, None
     count = len(example.words)
     most = min(max(REMOVED, int(REMOVED_SHARE * count)), count // 2)
     if readout.positions is not None:
         read = example.token_of_piece[int(readout.positions)]
-    least = MATTERS * listing.shown.abs().max()
-    strong = [index for index in listing.order() if explanation.scores[index] >= least and index != read]
+    scores = listing.shown
+    least = MATTERS * scores.abs().max()
+    if listing.has_signs and explanation.value < 0:
+        scores = -scores
+    strong = [index for index in listing.order() if scores[index] >= least and index != read]
     return strong[:most]
 
 
 def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, names: list[str]) -> dict[str, Any]:
-    """The fields of the verdict on a second method; none where there is no other, or no ranks."""
-    example = explanation.example
+    """The fields of the verdict on a second method."""
+    example, has_signs = explanation.example, request.entry.explains_output
     erases = request.method not in ("erasure", "deletion") and len(names) <= AFFORDABLE
     second = replace(request, method="erasure" if erases else "contributions")
-    alone = request.is_part or takes_embedding(cache.model) or len(example.token_of_piece) > LONGEST
-    if alone or second.method == request.method:
-        return {}
+    words, ranked = example.words, len(example.words) >= RANKED
+    missing = {
+        "for a single layer or head": request.is_part,
+        f"for more than {LONGEST} tokens": len(example.token_of_piece) > LONGEST,
+        f"for more than {AFFORDABLE} words": second.method == request.method,
+        "where scores have no signs and few words are ranked": not (has_signs or ranked),
+    }
+    for reason in compress(missing, missing.values()):
+        return {"method": reason}
     try:
         (row,) = second.entry.scores(cache, second)
-    except ValueError:  # layers that do not attend over the same tokens
-        return {}
-    pair = torch.stack([explanation.scores, example.by_token(row.cpu())])[:, example.words]
-    if not request.entry.explains_output:
+    except ValueError:
+        return {"method": "for layers that do not attend over the same tokens"}
+    pair = torch.stack([explanation.scores, example.by_token(row.cpu())])[:, words]
+    if not has_signs:
         pair = pair.abs()
-    if min(len(scores.unique()) for scores in pair) < 3:
-        return {}
+    if not pair.diff().any(1).all():
+        return {"method": "where all words have the same score"}
     large = (pair.abs() >= MATTERS * pair.abs().amax(1, keepdim=True)).all(0)
     return {
-        "method": second.method,
-        "correlation": torch.corrcoef(_ranks(pair))[0, 1].item(),
-        "differing": [names[index] for index in compress(example.words, large & (pair.prod(0) < 0))],
+        "method": str(second.method),
+        "correlation": (torch.corrcoef(_ranks(pair))[0, 1] if ranked else cosine_similarity(*pair, dim=0)).item(),
+        "ranked": ranked,
+        "differing": [names[index] for index in compress(words, large & (pair.prod(0) < 0))],
     }
 
 

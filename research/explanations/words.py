@@ -12,12 +12,12 @@ half of the sentences: one half chooses the default method ("choice"), the other
     rises      y without the word of the smallest score, minus y, mean
     holds      share of the sentences whose verdict is "holds"
     partly     share of those whose verdict is "partly"
-    fall       what the verdict compares with its thresholds: the fall of y, 95 % quantile
-    correlation    and the rank correlation, 95 % quantile
+    removal    share of those that pass the first check, the prediction without the strongest words
+    correlation    what the second check compares with its threshold, 95 % quantile
     seconds    median time of a sentence, one thread
 
-"shuffled" is a control, the scores of erasure shuffled among the words: its quantiles are the thresholds that all but
-5 % of such explanations miss.
+"shuffled" is a control, the scores of erasure shuffled among the words: all but 5 % of them miss the quantile of the
+correlation, and of the first check the threshold is where most of erasure's scores pass and few of the shuffled ones.
 
 `falls_error` and `rises_error` are standard errors over sentences. The word is removed from the text, as by the method
 deletion, which therefore has the largest falls and rises that a single word can have.
@@ -41,7 +41,7 @@ from tqdm import tqdm
 from benchmarks.runs import markdown, where
 from hf_bidir.common.files import sha256
 from hf_bidir.explain import ForwardCache, Request, explain
-from hf_bidir.explain.verdict import verdict_of
+from hf_bidir.explain.verdict import EXPLAINS, verdict_of
 from hf_bidir.finetune.data.sources import read_table
 from research.explanations.tasks import MODELS, TASKS, add_options, load, models
 from research.runs import command_line, grid, run_grid
@@ -57,6 +57,7 @@ JUDGED = ("erasure", SHUFFLED)  # a verdict on another method repeats erasure
 METHODS = ("erasure", REMOVED, "contributions", "chefer", "attnlrp")
 MEANS = {"opposite": ("opposite, %", 100, 0), "falls": ("falls", 1, 2), "rises": ("rises", 1, 2)}
 HEADLINES = {"holds": ("holds, %", 100, 0), "partly": ("partly, %", 100, 0)}
+CHECKS = HEADLINES | {"removal": ("first check, %", 100, 0)}
 
 
 def main() -> None:
@@ -78,8 +79,8 @@ def main() -> None:
             removals = [removed(*loaded, text) for text in tqdm(drawn, desc=f"{model} {seed}, {name}")]
             for method in (*METHODS, SHUFFLED):
                 of_method = pd.DataFrame([of_text[method] for of_text in removals])
-                measures = summary(of_method, MEANS | (HEADLINES if method in JUDGED else {}))
-                limits = of_method.filter(["fall", "correlation"]).quantile(0.95).to_dict()
+                measures = summary(of_method, MEANS | (CHECKS if method in JUDGED else {}))
+                limits = of_method.filter(["correlation"]).quantile(0.95).to_dict()
                 rows.append({"method": method, "sentences": name, "half": half} | measures | limits)
         return rows, [file]
 
@@ -118,7 +119,7 @@ def removed(model: Any, tokenizer: Any, text: str) -> dict[str, dict[str, float]
     for name in JUDGED:
         verdict = verdict_of(cache, Request("erasure", predicted, 1 - predicted), tokenizer, found[name][0])
         removals[name] |= {headline: verdict.headline == headline for headline in HEADLINES}
-        removals[name] |= {"fall": verdict.fall, "correlation": verdict.correlation}
+        removals[name] |= {"removal": verdict.share >= EXPLAINS, "correlation": verdict.correlation}
     return removals
 
 
@@ -138,8 +139,8 @@ def table(
 
 
 def verdicts(runs: pd.DataFrame, half: str = "report") -> str:
-    """The shares of headlines, of erasure and of its scores shuffled among the words."""
-    return table(runs, half, JUDGED, HEADLINES)
+    """The shares of headlines and of those that pass the first check, of erasure and of its scores shuffled among the words."""
+    return table(runs, half, JUDGED, CHECKS)
 
 
 def by_settings(runs: pd.DataFrame, settings: list[dict[str, Any]], means: Mapping[str, tuple[str, float, int]]) -> str:

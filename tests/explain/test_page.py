@@ -87,7 +87,7 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
     assert [section.figure is not None for section in sections] == [images, images, True, images, images]
     first, folded = found._repr_html_().split("<details>")
     assert [part.count("<h2>") for part in (first, *folded.split("</details>"))] == [0, 4, 0]
-    sentences = [found.reading, f"<b>Verdict: {found.verdict.headline}</b> With", *found.notes]
+    sentences = [found.reading, f"<b>{found.verdict.title}</b> With", *found.notes]
     order = [escape(found.explained), "<img" if images else 'class="word"', *sentences]
     places = [first.find(part) for part in order]
     assert min(places) > -1

@@ -24,13 +24,14 @@ TEXT = "a good bad film ! good a film"
         (lambda: family("LlamaForCausalLM", vocab_size=40), 8),
     ],
 )
-def test_the_words_that_support_the_prediction_clearly_are_removed_and_never_the_one_it_is_read_from(model, read):
+def test_the_strongest_words_of_the_sign_of_y_are_removed_and_never_the_one_it_is_read_from(model, read):
     model = model()
     found = explain(model, tokenizer(), TEXT, "erasure", position=read)
     ids = found.example.inputs["input_ids"][0]
-    least = found.scores[1:-1].abs().max() / 10
-    words = [place for place in range(1, len(ids) - 1) if place != read and found.scores[place] >= least]
-    removed = sorted(words, key=lambda place: -found.scores[place])[:3]
+    scores = found.scores if found.value > 0 else -found.scores
+    least = scores[1:-1].abs().max() / 10
+    words = [place for place in range(1, len(ids) - 1) if place != read and scores[place] >= least]
+    removed = sorted(words, key=lambda place: -scores[place])[:3]
     assert [name.split(" ")[0] for name in found.verdict.removed] == [found.tokens[place] for place in removed]
     stays = [place for place in range(len(ids)) if place not in removed]
     with torch.no_grad():
@@ -61,21 +62,39 @@ def test_a_tenth_of_the_patches_is_painted_in_the_mean_colour():
 @pytest.mark.parametrize(
     ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "erasure")]
 )
-def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
+@pytest.mark.parametrize("text", [TEXT, "a good film"])
+def test_a_second_method_is_compared_by_ranks_or_of_few_words_by_the_cosine_and_by_signs(method, second, text):
     model = bert(**NAMES)
-    found, other = (explain(model, tokenizer(), TEXT, name, target=1) for name in (method, second))
+    found, other = (explain(model, tokenizer(), text, name, target=1) for name in (method, second))
     first, scores = found.scores[1:-1], other.scores[1:-1]
+    if method == "rollout" and text != TEXT:
+        assert found.verdict.correlation is None
+        return
     ranked = scores.abs() if method == "rollout" else scores
+    expected = (
+        spearmanr(first, ranked).statistic if text == TEXT else torch.dot(first, scores) / first.norm() / scores.norm()
+    )
     assert found.verdict.method == second
-    assert found.verdict.correlation == pytest.approx(spearmanr(first, ranked).statistic)
+    assert found.verdict.correlation == pytest.approx(float(expected))
     shares = first / first.abs().max(), scores / scores.abs().max()
     differ = (torch.minimum(*map(torch.abs, shares)) >= 0.1) & (first * scores < 0)
     assert len(found.verdict.differing) == (0 if method == "rollout" else differ.sum())
 
 
+def test_of_a_target_against_the_prediction_the_words_that_oppose_it_are_removed():
+    model = bert(**NAMES)
+    model.eval()
+    chosen = [explain(model, tokenizer(), TEXT, "erasure", target=which, instead_of=1 - which) for which in (0, 1)]
+    against, supported = sorted(chosen, key=lambda found: found.value)
+    assert against.value < 0
+    assert against.verdict.removed == supported.verdict.removed
+    assert against.verdict.share == pytest.approx(supported.verdict.share, abs=1e-5)
+    assert against.verdict.headline == supported.verdict.headline
+
+
 def test_a_single_layer_is_compared_with_no_other_method():
     verdict = explain(bert(**NAMES), tokenizer(), TEXT, "contributions", layer=1).verdict
-    assert verdict.sentence.endswith("). No second method applies.")
+    assert verdict.sentence.endswith("). No second method applies for a single layer or head.")
 
 
 def test_one_input_has_a_verdict_and_of_several_those_that_were_asked_for():
@@ -94,44 +113,57 @@ def test_a_word_alone_has_no_verdict():
 
 POSITIVE, LESS = Prediction("", 1.93, "positive", 0.974), Prediction("", 0.02, "positive", 0.505)
 NEGATIVE = Prediction("", -1.27, "negative", 0.812)
+AGREED = {"method": "m", "correlation": 0.75}
 
 
 @pytest.mark.parametrize(
     ("verdict", "sentence"),
     [
         (
-            Verdict(POSITIVE, ["not", "bad"], NEGATIVE),
-            'Verdict: partly. Without "not" and "bad" y falls from +1.9 (positive, 97.4 %) to −1.3 (negative, 81.2 %). '
-            "No second method applies.",
+            Verdict(POSITIVE, ["not", "bad"], NEGATIVE, method="here"),
+            'partly. Without "not" and "bad" y falls from +1.9 (positive, 97.4 %) to −1.3 (negative, 81.2 %). '
+            "No second method applies here.",
         ),
         (
-            Verdict(POSITIVE, ["bad"], LESS, method="m", correlation=0.75),
-            'Verdict: holds. Without "bad" y falls from +1.9 (positive, 97.4 %) to +0.02 (positive, 50.5 %). A second '
+            Verdict(POSITIVE, ["bad"], LESS, **AGREED),
+            'holds. Without "bad" y falls from +1.9 (positive, 97.4 %) to +0.02 (positive, 50.5 %). A second '
             "method, m, agrees: rank correlation 0.75.",
         ),
         (
-            Verdict(Prediction("", -2.0), ["a"], Prediction("", 0.0), 0, "m", 0.75, list("abcde")),
-            'Verdict: partly. Without "a" y rises from −2 to 0. A second method, m, agrees: rank correlation 0.75. It '
+            Verdict(POSITIVE, ["bad"], LESS, **AGREED, opposite=True),
+            'partly. Without "bad" y falls from +1.9 (positive, 97.4 %) to +0.02 (positive, 50.5 %). A second '
+            "method, m, agrees: rank correlation 0.75. The scores sum to another sign than y.",
+        ),
+        (
+            Verdict(Prediction("", -2.0), ["a"], Prediction("", -0.1), **AGREED, differing=list("abcde")),
+            'holds. Without "a" y rises from −2 to −0.1. A second method, m, agrees: rank correlation 0.75. It '
             'gives "a", "b", "c" and 2 more the other sign.',
         ),
         (
-            Verdict(LESS, ["bad"], Prediction("", -0.06, "negative", 0.51), 0, "m", 0.75),
-            'Verdict: do not rely on it. Without "bad" y hardly moves: from +0.02 (positive, 50.5 %) to −0.06 '
-            "(negative, 51 %).",
+            Verdict(Prediction("", -2.0), ["a"], Prediction("", -2.2), **AGREED, ranked=False),
+            'partly. Without "a" y falls, away from 0, from −2 to −2.2. A second method, m, agrees: cosine 0.75.',
+        ),
+        (
+            Verdict(Prediction("", 9.3), ["a"], Prediction("", 8.9), **AGREED),
+            'partly. Without "a" y falls only from +9.3 to +8.9. A second method, m, agrees: rank correlation 0.75.',
+        ),
+        (
+            Verdict(LESS, ["bad"], Prediction("", -0.06, "negative", 0.51), **AGREED),
+            'do not rely on it. Without "bad" y hardly moves: from +0.02 (positive, 50.5 %) to −0.06 (negative, 51 %).',
         ),
         (
             Verdict(Prediction("", 50.0), ["a"], Prediction("", 49.6)),
-            'Verdict: do not rely on it. Without "a" y hardly moves: from +50 to +50.',
+            'do not rely on it. Without "a" y hardly moves: from +50 to +50.',
         ),
         (
             Verdict(LESS, method="m", correlation=-0.2),
-            "Verdict: do not rely on it. Nothing that can be removed clearly supports y. A second method, m, "
+            "do not rely on it. Nothing that can be removed has clearly the sign of y. A second method, m, "
             "disagrees: rank correlation -0.20.",
         ),
     ],
 )
 def test_the_verdict_begins_with_its_headline(verdict, sentence):
-    assert verdict.sentence == sentence
+    assert verdict.sentence == f"Verdict on the explanation: {sentence}"
 
 
 @pytest.mark.parametrize("images", [False, True])

@@ -84,7 +84,7 @@ def sum_note(request: Request, value: float, scores: Tensor) -> str:
     total = scores.sum().item()
     if request.is_part or not request.entry.explains_output or total * value >= 0:
         return ""
-    return f"The scores sum to {signed(total)}, which has the other sign than y; compare another method."
+    return f"The scores sum to {signed(total)}, which has another sign than y."
 
 
 def sink_note(request: Request, example: Example, scores: Tensor) -> str:
