@@ -139,7 +139,7 @@ def table(
 
 
 def verdicts(runs: pd.DataFrame, half: str = "report") -> str:
-    """The shares of headlines and of those that pass the first check, of erasure and of its scores shuffled among the words."""
+    """The shares of headlines and of the first check: erasure, and its scores shuffled among the words."""
     return table(runs, half, JUDGED, CHECKS)
 
 
