@@ -17,7 +17,7 @@ from transformers.utils import find_adapter_config_file
 
 from hf_bidir.checkpoints.kinds import KINDS, NO_HEAD
 from hf_bidir.common.extras import extra
-from hf_bidir.common.files import RECORD, read_json, sha256
+from hf_bidir.common.files import RECORD, check_place, read_json, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
 
@@ -139,6 +139,7 @@ class Adapter:
 
 def read_adapter(source: str | Path) -> Adapter | None:
     """The adapter in a folder or Hub repository; None if there is none, or a config.json, which is of a whole model."""
+    check_place(source)
     folder = Path(source)
     if (folder / "config.json").is_file():
         return None

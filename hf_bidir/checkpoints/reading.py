@@ -30,6 +30,7 @@ from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import is_timm, read_timm, vit_from_timm
 from hf_bidir.common.card import CARD, with_note
+from hf_bidir.common.files import check_place
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.compat import stock_heads
 
@@ -211,6 +212,7 @@ def open_checkpoint(
         return Checkpoint(str(source), vit[0].config, vit=vit)
     if weights is not None:
         raise ValueError(f"weights={weights} is for timm models only; {source} has its own.")
+    check_place(source)
     sentences = sentence_folder(source)
     folder = sentences.transformer if sentences else source
     adapter = read_adapter(folder)
@@ -233,14 +235,13 @@ def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
 
 def _own_config(source: str | Path, revision: str | None) -> PretrainedConfig:
     """The config in config.json."""
-    expected = f"expected a folder with config.json, or a model on the Hub, got {source}"
-    if Path(source).is_dir() and not Path(source, "config.json").is_file():
-        raise FileNotFoundError(f"{expected}, which has no config.json.")
     try:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"{expected}: {reason}") from error
+        raise FileNotFoundError(
+            f"expected a folder with config.json, or a model on the Hub, got {source}: {reason}"
+        ) from error
 
 
 def complete_model(

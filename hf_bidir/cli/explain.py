@@ -1,6 +1,8 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ from hf_bidir.cli.app import app, running
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.explain.registry import METHODS
 
-LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+FILE_NAME = re.compile(r"\S+\.(png|jpe?g|gif|bmp|tiff?|webp|txt|csv|json|pdf)", re.IGNORECASE)
 
 
 @app.command()
@@ -124,10 +126,12 @@ def explain(
 
 
 def _check_no_file(model: Any, text: Any) -> None:
-    """Raise ValueError for the name of a file where a text is expected."""
+    """Raise ValueError for the name of a file, which need not exist, where a text is expected."""
     takes_files = model.main_input_name == "pixel_values" or not isinstance(text, str)
-    if not takes_files and len(text) < LONGEST_NAME and Path(text).is_file():
-        raise ValueError(f"expected a text, got the file {text}; {type(model).__name__} takes the text itself.")
+    if not takes_files and (os.path.isfile(text) or FILE_NAME.fullmatch(text)):
+        raise ValueError(
+            f"expected a text, got the file name {text}; {type(model).__name__} is a model of texts, so pass the text."
+        )
 
 
 def _messages(text: str) -> list[dict[str, str]]:

@@ -24,11 +24,6 @@ def shared_names(names: Sequence[str]) -> str:
     return ", ".join(f"{name!r} ({', '.join(indices)})" for name, indices in places.items() if len(indices) > 1)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that is not blank, or the error's type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
-
-
 @contextmanager
 def as_input_error(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
     """Turn a library's errors about user input, by default each ValueError, into `InputError` with a prefix."""

@@ -9,7 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_bidir.common.errors import did_you_mean
+
 RECORD, PREVIOUS = "run.json", "previous_run.json"  # records of a training run and of the run behind its checkpoint
+
+
+def check_place(source: str | Path) -> None:
+    """Raise FileNotFoundError unless a checkpoint is a folder or may be on the Hub.
+
+    A name is no Hub name if it is written as a path, or if its folder is missing beside other checkpoints.
+    """
+    folder, name = Path(source), str(source)
+    if any(folder.glob("*.json")):
+        return
+    beside = [file.parent.name for file in folder.parent.glob("*/*config.json")] if "/" in name else []
+    if beside or folder.is_dir() or name[:1] in "./~" or name.count("/") > 1:
+        close = did_you_mean(folder.name, beside)
+        raise FileNotFoundError(f"expected a folder with config.json, found none at {source}; check the path.{close}")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
+from hf_bidir.explain.inputs.parts import conversation, segmented
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import scored, sink_note, sum_note
 from hf_bidir.explain.readout import predictions, readout_of
@@ -47,7 +48,8 @@ def explain(
         model: a model of transformers, or a signed one with any negative mass; it is the same afterwards.
         processor: its tokenizer, or image processor.
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
-            `apply_chat_template`; or a list of such. `explain_each` takes a stream.
+            `apply_chat_template`; or a list of texts or images, each explained as it is alone, by default without a
+            verdict: verdict=True adds one. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions.
         choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, details,
             verdict, budget, batch_size: the fields of `Request`.
@@ -72,7 +74,7 @@ def explain(
     inputs = list(_several(inputs))
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
-    explanations = explain_each(model, processor, inputs, method, **choices)
+    explanations = explain_each(model, processor, inputs, method, **{"budget": Request.budget} | choices)
     return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, delay=1))
 
 
@@ -80,6 +82,8 @@ def explain_each(
     model: PreTrainedModel, processor: Any, inputs: Iterable[ONE], method: str | None = None, **choices: Any
 ) -> Iterator[Explanation]:
     """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
+
+    The default method is the cheap one, as notes say; budget=64 gives that of a single text, without batches.
 
     Args:
         inputs: any iterable, such as a column of a streamed data set.
@@ -90,7 +94,8 @@ def explain_each(
         raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
     rows = enumerate(_several(inputs))
     with request.checked(model, processor) as model:
-        alone = request.details or bool(request.verdict) or not _forms_batches(model, processor)
+        by_length = request.method is None and request.budget  # the default method of each text
+        alone = request.details or request.verdict or by_length or not _forms_batches(model, processor)
         while batch := list(islice(rows, 1 if alone else request.batch_size)):
             examples = []
             for index, text_or_image in batch:
@@ -121,12 +126,8 @@ def _is_conversation(inputs: Any) -> bool:
 
 def parted(tokenizer: Any, text: Any, request: Request) -> Any:
     """A text with the parts that were asked for, or a conversation as its chat template writes it."""
-    chat = _is_conversation(text)
-    if not chat and request.segments is None:
-        return text
-    from hf_bidir.explain.inputs.parts import conversation, segmented
-
-    text = conversation(tokenizer, text) if chat else text
+    if _is_conversation(text):
+        text = conversation(tokenizer, text)
     return text if request.segments is None else segmented(text, request.segments)
 
 

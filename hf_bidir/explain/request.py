@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,11 +12,9 @@ from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.signing import as_signed, unwrapped
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.forward import attends_between_tokens, check_kind, pools_tokens, reads_images, takes_embedding
+from hf_bidir.explain.inputs.parts import Segments
 from hf_bidir.explain.inputs.text import Example, shortened, spelled
 from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
-
-if TYPE_CHECKING:
-    from hf_bidir.explain.inputs.parts import Segments
 
 AFFORDABLE = 64  # forward passes that a default method takes at most
 MOST_LISTED = 1000  # characters of the positions in a message
@@ -51,9 +49,9 @@ class Request:
             query that the output is read from; the contribution of each layer and head; rollout and flow.
         verdict: also predict without the tokens that support the prediction most, and score by a second method; by
             default for the single input of `explain`.
-        budget: the forward passes per text up to which the default method is the best one, and not a cheap one; 0 for
-            the inputs of `explain_each`.
-        batch_size: texts that run together.
+        budget: the forward passes per text up to which the default method is the best one, and not a cheap one; by
+            default 0 in `explain_each`.
+        batch_size: texts that run together, where one method explains all of them without details and verdict.
     """
 
     method: str | None = None
@@ -64,7 +62,7 @@ class Request:
     head: int | None = None
     size: int | None = None
     against: str | None = None
-    segments: "Segments | None" = None
+    segments: Segments | None = None
     continuation: str | None = None
     new_tokens: int | None = None
     details: bool = False

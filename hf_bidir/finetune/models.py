@@ -59,7 +59,7 @@ def check_options(arguments: PretrainedArguments, typed: Iterable[str]) -> None:
 
     Raises:
         InputError: options that shape a new model beside a checkpoint; one of `NEEDS` or `CONFLICTS`; a checkpoint that
-            is an adapter.
+            is an adapter, or a folder that does not exist.
     """
     typed, source = set(typed), arguments.model_name_or_path
     shaping = typed & (vars(arguments).keys() - AdapterArguments.__dataclass_fields__.keys())
@@ -68,8 +68,9 @@ def check_options(arguments: PretrainedArguments, typed: Iterable[str]) -> None:
             f"--{', --'.join(sorted(shaping))} shape a model from scratch and cannot change the checkpoint "
             f"{source}; leave them out, or leave out --model_name_or_path"
         )
-    if source and read_adapter(source):
-        raise InputError(f"{source} is an adapter; merge it and train the result: hf-bidir merge {source} OUT")
+    with as_input_error("", OSError):
+        if source and read_adapter(source):
+            raise InputError(f"{source} is an adapter; merge it and train the result: hf-bidir merge {source} OUT")
     for needed, options in NEEDS.items():
         if needed not in typed and typed & options:
             raise InputError(f"--{min(typed & options)} needs --{needed}")

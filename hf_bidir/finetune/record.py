@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RESULTS = "all_results.json"
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
+FEW = 50  # rows below which a metric says little
 FINISHED = "finished"  # the status
 FILES = ("train_file", "validation_file", "test_file")
 PLACE = "path/to/"  # stands in a record for where a file or folder lies on the machine of the run

@@ -13,9 +13,10 @@ from hf_bidir.checkpoints.signing import unsigned
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.common.files import PREVIOUS, RECORD, read_json, write_json
 from hf_bidir.finetune.arguments import ScheduleArguments, SourceArguments
+from hf_bidir.finetune.data.checks import note
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.output_folder import checkpoint_to_resume, clear_run
-from hf_bidir.finetune.record import FINISHED, RESULTS, begin_record, size
+from hf_bidir.finetune.record import FEW, FINISHED, RESULTS, begin_record, size
 from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import PREFIX, is_softmax
@@ -144,6 +145,8 @@ class Run:
         if self.splits.test is not None:
             results |= self.trainer.evaluate(self.splits.test, metric_key_prefix="test")
         self.trainer.log_metrics("all", results)
+        if (rows := len(self.splits.validation)) < FEW:
+            note(self.splits.notes, f"The metrics of validation are over {rows} examples, too few to rely on.")
         # JSON has neither NaN nor infinity
         infinite = [key for key, value in results.items() if not math.isfinite(value)]
         return results | dict.fromkeys(infinite)

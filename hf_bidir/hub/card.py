@@ -15,7 +15,7 @@ from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, read_card, rounded
 from hf_bidir.common.files import PREVIOUS, read_json, replacing
 from hf_bidir.finetune.output_folder import MAY_CHANGE
-from hf_bidir.finetune.record import PLACE
+from hf_bidir.finetune.record import FEW, PLACE
 from hf_bidir.hub.files import matching
 from hf_bidir.hub.results import METRICS, Results, in_words, read_results
 from hf_bidir.modeling.configuration_bidir import is_softmax
@@ -111,6 +111,7 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
         "has_code": not code.exists() or any(code.glob("*.py")),
         "licences": _licences(run, {} if adapter else previous),  # the data of a base are on its card
         "recipe": _as_yaml(recipe),
+        "few": FEW,
     }
 
 

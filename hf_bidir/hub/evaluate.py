@@ -20,12 +20,12 @@ from transformers import (
 )
 from transformers.trainer_utils import PredictionOutput
 
-from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
+from hf_bidir.checkpoints.kinds import kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import negative_share, without_negatives
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.card import CARD
 from hf_bidir.common.errors import shared_names
-from hf_bidir.common.files import RECORD, read_json, write_json
+from hf_bidir.common.files import RECORD, check_place, read_json, write_json
 from hf_bidir.common.images import image_mode
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, TextDataArguments
@@ -170,6 +170,7 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
         if revision:
             raise ValueError(f"{source} is a folder and has no revisions; leave out the revision {revision}.")
         return Path(source)
+    check_place(source)
     try:
         folder = snapshot_download(str(source), revision=revision, allow_patterns=FETCHED, ignore_patterns=SUB_FOLDERS)
     except (OSError, ValueError) as error:
@@ -183,10 +184,10 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 def _load(folder: Path) -> PreTrainedModel:
     checkpoint = open_checkpoint(folder)
     if checkpoint.kind.task not in ARGUMENTS:
-        endings = ", ".join(kind.ending for kind in KINDS if kind.task in ARGUMENTS)
+        name = (checkpoint.config.architectures or ["model without a class"])[0]
         raise ValueError(
-            f"{folder} is a {(checkpoint.config.architectures or ['none'])[0]}; only classifiers and causal language "
-            f"models are evaluated ({endings})."
+            f"expected a classifier of texts or images, or a causal language model; {folder} is a {name}, which is not "
+            "evaluated."
         )
     model = checkpoint.model(torch.float32)
     model.is_quantized = False  # the Trainer refuses to train 8-bit weights, and so even to evaluate them
@@ -270,8 +271,10 @@ def _data_set_of(folder: Path, split: str) -> str:
     recipe = run.get("recipe", {})
     name = recipe.get("dataset_name") or PLACE
     if "train_file" in recipe or name.startswith(PLACE):
-        file = run.get("data", {}).get(split, {}).get("source")
-        raise ValueError(f"name the data with --data{f'; the run read {file}' if file else ''}.")
+        file = run.get("data", {}).get(split, {}).get("source", "none")
+        raise ValueError(
+            f"expected a data set on the Hub in {folder / RECORD}, got {file}; name a file or a data set with --data."
+        )
     return name
 
 
@@ -301,7 +304,10 @@ def _read_labelled(model: PreTrainedModel, folder: Path, arguments: Any, split: 
     else:
         splits = dict(read_image_splits(arguments) if images else read_texts(arguments))
         if split not in splits:
-            raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+            raise ValueError(
+                f"expected a {split} split with labels in {arguments.dataset_name}, got {', '.join(splits)}; choose "
+                "another one with --split."
+            )
         rows = splits[split]
     numbered = rows.add_column(ROW, list(range(len(rows))))
     examples = labelled_split(numbered, split, arguments, column, orders)
@@ -323,5 +329,5 @@ def _read_blocks(model: PreTrainedModel, folder: Path, arguments: BlockArguments
     blocks = cut_into_blocks(read_documents(arguments), tokenizer, arguments.block_size)
     splits = dict(sampled(blocks, arguments))
     if split not in splits:
-        raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
+        raise ValueError(f"expected train or validation as split of a language model; got {split}.")
     return splits[split], default_data_collator

@@ -65,6 +65,27 @@ def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
         assert (explanation.tokens, explanation.explained) == (alone.tokens, alone.explained)
 
 
+def test_each_text_of_a_list_is_explained_as_it_is_alone_by_the_default_for_its_length():
+    longer = family("BertForSequenceClassification", vocab_size=40, max_position_embeddings=90)
+    texts = [*TEXTS, "good bad " * 35]
+    together = explain(longer, tokenizer(), texts)
+    for text, found in zip(texts, together, strict=True):
+        alone = explain(longer, tokenizer(), text, verdict=False)
+        torch.testing.assert_close(found.scores, alone.scores)
+        assert (found.method, found.notes) == (alone.method, alone.notes)
+    assert [found.method for found in together] == [*["erasure"] * len(TEXTS), "attnlrp"]
+
+
+def test_explanations_of_a_stream_say_that_their_method_is_cheap_and_how_to_get_that_of_single_texts():
+    for found in explain_each(model(), tokenizer(), TEXTS):
+        assert (found.method, "budget=64 gives the default of single texts, erasure" in found.notes[0]) == (
+            "attnlrp",
+            True,
+        )
+    (found,) = explain_each(model(), tokenizer(), TEXTS[:1], budget=64)
+    assert (found.method, found.notes) == ("erasure", explained(TEXTS[0]).notes)
+
+
 @pytest.mark.parametrize(("padding", "read"), [("[PAD]", 4), (None, 3)])
 def test_a_stream_is_read_a_batch_at_a_time_or_without_a_padding_token_one_by_one(padding, read):
     words, stream = tokenizer(), cycle(TEXTS)
@@ -228,8 +249,7 @@ def test_the_default_method_depends_on_the_model_and_on_what_is_asked():
     assert defaults == ["erasure", "attnlrp", "contributions"]
     for choice in ("layer", "head"):
         assert explained(TEXTS[0], **{choice: 1}).method == "contributions"
-    assert [found.method for found in explained(TEXTS)] == ["attnlrp"] * len(TEXTS)
-    assert explained(TEXTS, budget=6)[0].method == "erasure"
+    assert [found.method for found in explained(TEXTS, budget=4)] == ["attnlrp", "erasure", "attnlrp", "attnlrp"]
 
 
 def test_details_are_computed_where_they_are_asked_for():

@@ -36,7 +36,11 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
         (("{folder}/absent", TEXT), "expected a folder with config.json"),
         (("{folder}", TEXT, "--output", "{folder}/config.json"), "config.json"),
         (("{digits}", "{folder}/config.json"), "cannot be read as one"),
-        (("{folder}", "{folder}/config.json"), "config.json; BidirBertForSequenceClassification takes the text itself"),
+        (("{folder}", "{folder}/config.json"), "config.json; BidirBertForSequenceClassification is a model of texts"),
+        (
+            ("{folder}", "absent.PNG"),
+            "got the file name absent.PNG; BidirBertForSequenceClassification is a model of texts",
+        ),
         (("{folder}", "{folder}/texts.json", "--chat"), 'a list of messages {"role": "user"'),
     ],
 )

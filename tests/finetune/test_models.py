@@ -115,6 +115,11 @@ def test_options_without_effect_and_options_that_contradict_each_other_are_refus
         check_options(ModelArguments(model_name_or_path=str(stock)), ["model_name_or_path", *typed.split()])
 
 
+def test_a_missing_folder_is_refused_before_data_are_read(tmp_path):
+    with pytest.raises(InputError, match=f"found none at {tmp_path}/absent"):
+        check_options(ModelArguments(model_name_or_path=f"{tmp_path}/absent"), ["model_name_or_path"])
+
+
 def test_only_a_checkpoint_gets_an_adapter():
     check_options(ModelArguments(), ["hidden_size", "attn_negative_mass"])
     with pytest.raises(InputError, match="--lora_rank needs --model_name_or_path"):

@@ -68,6 +68,7 @@ def test_a_stock_model_that_stays_softmax_is_saved_as_one_and_infinite_metrics_a
     record = saved["run"]
     assert (record["status"], record["best_checkpoint"], record["resumed_from"]) == ("finished", None, None)
     assert "stays 0" in caplog.text
+    assert record["notes"] == ["The metrics of validation are over 4 examples, too few to rely on."]
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])

@@ -105,7 +105,8 @@ def test_without_a_comparison_the_number_has_its_interval_over_the_examples(fini
     write(finished, "run.json", RUN | {"comparison": None, "data": licensed, "command": "make mine"})
     text = build_model_card(finished).text
     # scipy.stats.binomtest(13, 16).proportion_ci(method="wilson")
-    assert "**Accuracy 0.8125**, 95 % interval [0.5699, 0.9341] over examples. Test data: mine.csv (16 rows)." in text
+    assert "**Accuracy 0.8125**, 95 % interval [0.5699, 0.9341] over examples." in text
+    assert "Test data: mine.csv (16 rows, too few to rely on)." in text
     assert "- someone/reviews: CC0" in text
     assert "```bash\nmake mine\n```" in text
     write(finished, "all_results.json", {"test_perplexity": 3.0})
@@ -119,7 +120,10 @@ def test_the_agreement_of_tokens_has_no_interval_over_blocks(tmp_path):
     write(tmp_path, "run.json", {"task": "distillation", "data": data})
     write(tmp_path, "all_results.json", {"eval_agreement": 0.75})
     text = build_model_card(tmp_path).text
-    assert "**Agreement 0.7500**; no interval is on record. Validation data: mine.txt (16 blocks)." in text
+    assert (
+        "**Agreement 0.7500**; no interval is on record. Validation data: mine.txt (16 blocks, too few to rely on)."
+        in text
+    )
 
 
 def test_each_of_several_data_sets_has_its_licence(finished):
@@ -206,15 +210,19 @@ def test_licence_and_base_are_those_of_this_run_or_of_the_run_before(finished):
 
 def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_own_weights(finished):
     write(finished, "all_results.json", {"eval_relative_error": 0.004, "eval_agreement": 0.975})
-    healing = RUN | {"task": "distillation", "data": {"train": RUN["data"]["train"]}, "comparison": None}
+    data = {"train": RUN["data"]["train"], "validation": {"source": "some.txt", "rows": 3}}
+    healing = RUN | {"task": "distillation", "data": data, "comparison": None}
     write(finished, "run.json", healing | {"recipe": {"keep_signs": True}})
     measured = {"split": "test", "data": {"source": "later.parquet", "rows": 2}, "scores": {"accuracy": 0.5}}
     signs = {"negative_share": 0.25, "without_negatives": 0.125}
     write(finished, "evaluation.json", measured | signs | {"files": digests(finished)})
     text = build_model_card(finished).text
     for fact in (
-        "**Agreement 0.9750** with the softmax original on validation data.",
-        *("**Accuracy 0.5000**, 95 % interval [0.0945, 0.9055] over", "Test data: later.parquet (2 rows)."),
+        "**Agreement 0.9750** with the softmax original on validation data (3 rows, too few to rely on).",
+        *(
+            "**Accuracy 0.5000**, 95 % interval [0.0945, 0.9055] over",
+            "Test data: later.parquet (2 rows, too few to rely on).",
+        ),
         "Measured by `hf-bidir evaluate` from the saved files",
         "| test | later.parquet | 2 |",
         "on validation data, 0.0040, is the squared distance",

@@ -189,7 +189,7 @@ def test_predictions_of_a_language_model_or_into_another_file_are_one_error(digi
 
 
 def test_what_cannot_be_evaluated_is_refused(stars, tmp_path):
-    with pytest.raises(ValueError, match=r"--data.*test\.parquet"):
+    with pytest.raises(ValueError, match=r"test\.parquet.*--data"):
         evaluate_checkpoint(stars[0])
     with pytest.raises(ValueError, match=r"train, validation, test .*got tests"):
         evaluate_checkpoint(*stars, split="tests")

@@ -11,13 +11,14 @@ from hf_bidir.checkpoints.signing import as_signed
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import Example, signed
 from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
-from hf_bidir.explain.request import Request, Target, check_position
+from hf_bidir.explain.request import AFFORDABLE, Request, Target, check_position
 
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 CHEAP_NOTE = (
     "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass. "
     'Choose method="{best}" (--method {best}) to wait.'
 )
+STREAM_NOTE = f"{{method}} is a cheap method; budget={AFFORDABLE} gives the default of single texts, {{best}}."
 FEWER_PASSES = ' With segments="sentences" (--segments sentences) it needs one per sentence.'
 
 
@@ -66,9 +67,10 @@ def scored(
     """
     model, passes, note = cache.model, cache.passes, ""
     resolved = request.resolved(model, passes)
-    if request.budget and resolved.method != (best := request.resolved(model).method):
-        note = CHEAP_NOTE.format(best=best, passes=passes, method=resolved.method, cost=resolved.entry.cost)
-        note += FEWER_PASSES if request.segments is None else ""
+    if resolved.method != (best := request.resolved(model, passes=0).method):
+        chosen = CHEAP_NOTE if request.budget else STREAM_NOTE
+        note = chosen.format(best=best, passes=passes, method=resolved.method, cost=resolved.entry.cost)
+        note += FEWER_PASSES if request.budget and request.segments is None else ""
     try:
         return score(cache, resolved), resolved, note
     except NoRule as error:

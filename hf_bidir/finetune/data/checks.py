@@ -49,19 +49,21 @@ def without_rows(
     """The split without the rows that have a problem, and a note that names them.
 
     Raises:
-        InputError: `data` does not say that bad rows are left out.
+        InputError: `data` does not say that bad rows are left out, or none is left.
     """
-    if not problems:
-        return split
-    rows_of: dict[str, list[int]] = defaultdict(list)
-    for row, problem in sorted(problems.items()):
-        rows_of[problem].append(row)
-    reports = [f"row {listed(rows)} (from 0): {problem}" for problem, rows in rows_of.items()]
-    report = f"rows of the {name} split that cannot be used: {'; '.join(reports)}"
-    if not data.drop_bad_rows:
-        raise InputError(f"{report}. Correct them, or pass --drop_bad_rows to go on without them.")
-    note(notes, f"Left out were {report}.")
-    return split.select([row for row in range(len(split)) if row not in problems])
+    if problems:
+        rows_of: dict[str, list[int]] = defaultdict(list)
+        for row, problem in sorted(problems.items()):
+            rows_of[problem].append(row)
+        reports = [f"row {listed(rows)} (from 0): {problem}" for problem, rows in rows_of.items()]
+        report = f"rows of the {name} split that cannot be used: {'; '.join(reports)}"
+        if not data.drop_bad_rows:
+            raise InputError(f"{report}. Correct them, or pass --drop_bad_rows to go on without them.")
+        note(notes, f"Left out were {report}.")
+        split = split.select([row for row in range(len(split)) if row not in problems])
+    if len(split) == 0:
+        raise InputError(f"the {name} split has no row that can be used; give it at least one")
+    return split
 
 
 def note(notes: list[str], text: str) -> None:

@@ -14,7 +14,7 @@ from datasets.exceptions import DatasetGenerationError
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from hf_bidir.common.errors import InputError, as_input_error, first_line
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import sha256
 from hf_bidir.finetune.data.csv_files import ENCODING, csv_options
 
@@ -53,7 +53,7 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
     if builder is None:
         raise InputError(f"expected a file that ends in {', '.join(BUILDERS)}; got {file}")
     options: dict[str, Any] = {}
-    with as_input_error(f"cannot read {file}: "):
+    with as_input_error(f"expected a table in UTF-8 in {file}; cannot read it: "):
         if builder == "csv":
             options = csv_options(file)
         elif builder != "parquet":
@@ -123,7 +123,9 @@ def _load(source: str, files: Iterable[Path], **options: Any) -> Any:
         return load_dataset(source, description=key, **options)
     except (DatasetGenerationError, ValueError, OSError) as error:
         where = options.get("data_files", source)
-        raise InputError(f"cannot read {where}: {first_line(error.__cause__ or error)}") from error
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split())[:200] or type(cause).__name__
+        raise InputError(f"expected rows of a table, or images, in {where}; cannot read them: {reason}") from error
 
 
 def folder_digest(folder: Path) -> str:

@@ -164,11 +164,8 @@ def finished(raw: dict[str, Dataset], data: SourceArguments, notes: list[str]) -
     """The splits; rows of the training split are held out if there is no other validation split.
 
     Raises:
-        InputError: an empty split, or too few rows to hold some out.
+        InputError: too few rows to hold some out.
     """
-    for name, split in raw.items():
-        if len(split) == 0:
-            raise InputError(f"the {name} split has no row that can be used")
     if "validation" not in raw:
         _hold_out(raw, data.validation_share, notes)
     raw["train"] = _sample(raw["train"], data.max_train_samples, notes, "Trained")

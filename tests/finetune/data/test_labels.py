@@ -7,7 +7,9 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data import sources
 from hf_bidir.finetune.data.checks import listed
-from hf_bidir.finetune.data.text_data import read_texts
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.splits import labelled_split
+from hf_bidir.finetune.data.text_data import TEXT, read_texts
 
 TEXTS = [f"{row:02}" for row in range(40)]
 LABELS = ["pos", "neg"] * 20
@@ -147,6 +149,9 @@ def test_a_split_of_which_no_row_is_left_is_one_clear_error(tmp_path, train):
     test = write(tmp_path / "test.parquet", ["x"] * 2, ["meh"] * 2)
     with pytest.raises(InputError, match="test split has no row"):
         read(train, test_file=test, drop_bad_rows=True)
+    options = TextDataArguments(drop_bad_rows=True)
+    with pytest.raises(InputError, match="test split has no row"):  # in an evaluation
+        labelled_split(read_table(test), "test", options, TEXT, [["neg", "pos"]])
     with pytest.raises(InputError, match=r"two classes.*\['pos'\]"):
         read(write(tmp_path / "one.parquet", labels=["pos"] * 40))
 
