@@ -177,9 +177,12 @@ def _explanations(
         row = scores[index, : len(example.token_of_piece)].cpu()
         by_token = example.by_token(row, request.entry.additive)
         notes = [*_lost(example, processor), note, sink_note(request, example, by_token)]
-        notes += [sum_note(request, prediction.value, by_token), *cache.notes[index]]
+        notes += cache.notes[index]
+        judged = request.verdict and len(example.words) > 1
         if request.verdict:
             notes.append(baseline_note(cache, request, processor))
+        if not judged:  # a verdict says both
+            notes += ["One word has no verdict." * bool(request.verdict), sum_note(request, prediction.value, by_token)]
         more = _details(cache, example, request) if request.details else {}
         explanation = Explanation(
             **vars(prediction),
@@ -191,7 +194,7 @@ def _explanations(
             notes=list(filter(None, notes)),
             **more,
         )
-        if request.verdict and len(example.words) > 1:
+        if judged:
             explanation = replace(explanation, verdict=verdict_of(cache, request, processor, explanation))
         yield explanation
 

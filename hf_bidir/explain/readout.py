@@ -121,7 +121,8 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     batch, count = logits.shape
     labels = model.config.id2label
     known = list(labels.values()) if len(labels) == count <= LISTED_CLASSES else f"0 to {count - 1}"
-    unknown = f"target {target!r} does not exist; choose one of {known}, or one per example ({batch})."
+    each = f", or one for each of {batch} examples" if batch > 1 else ""
+    unknown = f"class {target!r} does not exist; choose one of {known}{each}."
     if isinstance(target, str):
         target = _class_named(labels, target, unknown)
     classes = torch.as_tensor(target, device=logits.device).long().reshape(-1)
@@ -136,7 +137,7 @@ def _class_named(labels: Mapping[int, str], name: str, unknown: str) -> int:
     indices = [index for index, label in labels.items() if label == name]
     if len(indices) > 1:
         both = " and ".join(map(str, indices))
-        raise ValueError(f"target {name!r} is the name of the classes {both}; choose one of them by its index.")
+        raise ValueError(f"class {name!r} is the name of {both}; choose one of them by its index.")
     if not indices and not name.isdecimal():
         raise ValueError(unknown + did_you_mean(name, list(labels.values())))
     return indices[0] if indices else int(name)

@@ -54,7 +54,7 @@ def test_frozen_weights_training_mode_no_grad_and_inference_mode_change_nothing(
 @pytest.mark.parametrize(
     ("head", "options", "named"),
     [
-        ({}, {"target": 2}, r"target 2 does not exist; choose one of \['LABEL_0', 'LABEL_1'\]"),
+        ({}, {"target": 2}, r"class 2 does not exist; choose one of \['LABEL_0', 'LABEL_1'\]"),
         ({}, {"position": 1}, "leave out position"),
         ({"head": BidirBertForMaskedLM}, {"position": 6}, "not padding, from 0 to 5; got 6"),
         ({"head": BidirBertModel}, {"target": 1}, "got target 1"),

@@ -107,8 +107,10 @@ def test_one_input_has_a_verdict_and_of_several_those_that_were_asked_for():
     ]
 
 
-def test_a_word_alone_has_no_verdict():
-    assert explain(bert(**NAMES), tokenizer(), "good").verdict is None
+def test_a_word_alone_has_no_verdict_and_a_note_says_so():
+    found = explain(bert(**NAMES), tokenizer(), "good")
+    assert found.verdict is None
+    assert "One word has no verdict." in found.notes
 
 
 POSITIVE, LESS = Prediction("", 1.93, "positive", 0.974), Prediction("", 0.02, "positive", 0.505)
