@@ -11,14 +11,8 @@ from shutil import which
 import torch
 from torch import Tensor
 
-from hf_bidir.modeling.attention import (
-    IMPLEMENTATIONS,
-    SOFTMAX_HEADS,
-    Implementation,
-    softmax_attention,
-)
+from hf_bidir.modeling.attention import IMPLEMENTATIONS, SOFTMAX_HEADS, Implementation
 from hf_bidir.modeling.attention_call import AttentionCall
-from hf_bidir.modeling.eager_attention import eager_attention
 
 HAS_TRITON = find_spec("triton") is not None
 # Triton compiles its kernel launchers with the system's C compiler.
@@ -58,10 +52,6 @@ def _capability(device: torch.device) -> int:
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    if call.activation == "softmax":  # softmax layers beside signed ones
-        if call.features:
-            return eager_attention(query, key, value, keep, call)[0]
-        return softmax_attention(query, key, value, keep, call)
     from hf_bidir.kernels.fused_attention import fused_attention
 
     return fused_attention(query, key, value, keep, call)
@@ -88,8 +78,6 @@ def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
 
 
 def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    if call.activation == "softmax":
-        return softmax_attention(query, key, value, keep, call)
     from hf_bidir.kernels.chunked_attention import chunked_attention
 
     return chunked_attention(query, key, value, keep, call)
