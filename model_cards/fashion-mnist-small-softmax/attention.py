@@ -21,7 +21,7 @@ SOFTMAX_HEADS = "softmax heads beside signed heads"  # λ = 0 in some heads
 
 
 class Implementation(NamedTuple):
-    """A way of computing the context, and the calls that it computes."""
+    """A way of computing the context of TanhMax, and the calls that it computes."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionCall], Tensor]
     computes: tuple[str, ...] = ()  # features of a call, and SOFTMAX_HEADS
@@ -34,7 +34,7 @@ class Implementation(NamedTuple):
         if activation not in (*WITH_NEGATIVE_MASS, "softmax"):
             return activation
         # two softmax attentions would negate the bias, and drop the two halves of a coefficient separately
-        computes = () if activation == "balanced" else self.computes
+        computes = self.computes if activation == "tanhmax" else ()
         lacking = [feature for feature in call.features if feature not in computes]
         if not lacking and activation == "tanhmax" and SOFTMAX_HEADS not in computes:
             return SOFTMAX_HEADS if _has_zero(call.negative_mass) else None
@@ -121,6 +121,8 @@ def attend(
         return eager_attention(query, key, value, keep, call)
     if call.activation == "balanced":
         return balanced_attention(query, key, value, keep, call, name), None
+    if call.activation == "softmax":  # also of layers with a negative mass of 0 beside others
+        return softmax_attention(query, key, value, keep, call), None
     return IMPLEMENTATIONS[name].attend(query, key, value, keep, call), None
 
 
@@ -165,8 +167,6 @@ def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
 
     For a negative mass below 1, `+shift` and `-shift` are added to the scores of the two halves.
     """
-    if call.activation == "softmax":
-        return softmax_attention(query, key, value, keep, call)
     mask = call.mask(keep, query, key)
     twice = None if mask is None else torch.cat([mask, mask], -1)
     shift = call.shift(query)
