@@ -26,9 +26,11 @@ import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import default_data_collator, set_seed
+import torch
+from transformers import PreTrainedModel, default_data_collator, set_seed
 
 from hf_bidir import BidirLlamaConfig
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import BlockArguments, ModelArguments, ScheduleArguments, StepArguments, option
@@ -38,7 +40,6 @@ from hf_bidir.finetune.data.tokenizer import train_byte_level
 from hf_bidir.finetune.models import (
     build_model,
     check_options,
-    check_reads_no_future,
     checkpoint_config,
     saved_tokenizer,
     scratch_config,
@@ -121,6 +122,19 @@ def main(options: Options = None) -> dict[str, Any]:
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results
+
+
+@torch.no_grad()
+def check_reads_no_future(model: PreTrainedModel, source: str | None) -> None:
+    """Raise InputError where a token changes what the model, read from `source`, predicts before it: an encoder."""
+    ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
+    with in_evaluation(model):
+        first, second = model(input_ids=ids, use_cache=False).logits[:, 0]
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
+        raise InputError(
+            f"{source or 'the model'} is an encoder, whose tokens attend to later tokens, so it would learn to copy "
+            "the next token; choose a decoder, or train it by training/masked_lm.py"
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import set_seed
+import numpy as np
+from transformers import EvalPrediction, set_seed
 
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError
@@ -34,7 +35,7 @@ from hf_bidir.finetune.arguments import (
 )
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import MaskingCollator, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
+from hf_bidir.finetune.metrics import predicted_classes
 from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
@@ -90,6 +91,12 @@ def main(options: Options = None) -> dict[str, Any]:
     if args.should_save:
         print(f"Model card: {write_card(args.output_dir)}")
     return results
+
+
+def masked_word_metrics(evaluation: EvalPrediction) -> dict[str, float]:
+    """`masked_accuracy` in [0, 1]: the share of masked tokens (label not -100) that are predicted."""
+    masked = evaluation.label_ids != -100
+    return {"masked_accuracy": np.mean(evaluation.predictions[masked] == evaluation.label_ids[masked])}
 
 
 if __name__ == "__main__":

@@ -78,23 +78,6 @@ class TextDataArguments(LabelledDataArguments):
 
 
 @dataclass
-class PairDataArguments(DataArguments):
-    """Data options of sequence-to-sequence tasks."""
-
-    source_column: str | None = option(None, "The column of the source texts; default: source.")
-    target_column: str | None = option(None, "The column of the target texts; default: target.")
-    source_prefix: str = option(
-        "",
-        "Prefix of every source, as in T5: 'translate English to German: '. Saved as prefix in config.json; "
-        "prepend it to sources when using the model.",
-    )
-    max_length: int = option(64, "Longer sources are cut to this many tokens.")
-    max_target_length: int | None = option(
-        None, "Maximum tokens of a target, including its end, and of generated text; default: max_length."
-    )
-
-
-@dataclass
 class ImageColumnArguments:
     """Images and their augmentation."""
 
@@ -203,7 +186,6 @@ class ModelArguments(AdapterArguments):
     num_attention_heads: int = option(4, "From scratch: the number of heads; must divide hidden_size.")
     intermediate_size: int = option(512, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
-    initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
     attn_scope: str = option("global", "From scratch: the scope, global or window (attn_window positions).")
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 
@@ -248,7 +230,6 @@ class RunArguments(TrainingArguments):
     early_stopping_patience: int = option(
         0, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
     )
-    num_train_epochs: float = option(3.0, "Passes over the training data; a new model needs more, such as 30.")
     learning_rate: float = option(5e-4, "The peak learning rate; 5e-5 suits a fine-tuned checkpoint.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(32, "Training examples per process and step.")

@@ -7,19 +7,14 @@ from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_bidir.checkpoints.kinds import divides_by_all_labels
 from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.extras import extra
-
-with extra("train"):
-    from datasets import Dataset
 
 LARGEST_LOSS = 700.0  # larger losses overflow exp
-PICKLE = "training_args.bin"
 
 
 class SignedTrainer(Trainer):
@@ -54,7 +49,7 @@ class SignedTrainer(Trainer):
         if not divides_by_all_labels(model):
             self.model_accepts_loss_kwargs = False
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """As in transformers, with `eval_collator`."""
         train_collator, self.data_collator = self.data_collator, self.eval_collator
         try:
@@ -62,7 +57,7 @@ class SignedTrainer(Trainer):
         finally:
             self.data_collator = train_collator
 
-    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -93,7 +88,7 @@ class SignedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in transformers, without its unused pickle of all options, which has tokens too."""
         super().save_model(output_dir, _internal_call)
-        Path(output_dir or self.args.output_dir, PICKLE).unlink(missing_ok=True)
+        Path(output_dir or self.args.output_dir, "training_args.bin").unlink(missing_ok=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self._keeps_names():
@@ -129,7 +124,3 @@ class CausalTrainer(SignedTrainer):
         loss = output.metrics[f"{metric_key_prefix}_loss"]
         output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(loss) if loss < LARGEST_LOSS else math.inf
         return output
-
-
-class SignedSeq2SeqTrainer(SignedTrainer, Seq2SeqTrainer):
-    """`SignedTrainer` for generative models: it evaluates generated text."""

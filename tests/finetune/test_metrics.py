@@ -3,13 +3,10 @@ import pytest
 import torch
 from transformers import EvalPrediction
 
-from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.metrics import (
     classification_metrics,
     distillation_metrics,
-    masked_word_metrics,
     predicted_classes,
-    sequence_metrics,
 )
 
 
@@ -25,21 +22,7 @@ def test_only_the_largest_logit_is_kept():
     assert predicted_classes((logits, None), torch.zeros(2)).tolist() == [1, 0]
 
 
-def test_a_sequence_is_right_from_its_first_token_to_its_end_without_unknown_words_and_padding_does_not_count():
-    tokenizer = train_words(["a b"], vocab_size=6, max_length=8, ends=True)
-    start, end, unknown, a, b = tokenizer.convert_tokens_to_ids(["[BOS]", "[EOS]", "[UNK]", "a", "b"])
-    written = [[start, a, b, end], [start, a, a, end], [start, a, b, b], [start, a, end, 0], [start, unknown, end, 0]]
-    targets = [[a, b, end, 0], [a, b, end, -100], [a, b, end, -100], [a, end, -100, -100], [unknown, end, -100, -100]]
-    metrics = sequence_metrics(tokenizer)(EvalPrediction(np.array(written), np.array(targets)))
-    assert metrics == pytest.approx({"exact_match": 2 / 5, "token_accuracy": 10 / 13})
-
-
 def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples():
     distances, norms = np.array([[1.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 6.0]])
     metrics = distillation_metrics(EvalPrediction({"relative_error": distances}, {"relative_error": norms}))
     assert metrics == {"relative_error_0": 0.25, "relative_error_1": 0.5, "relative_error": 0.375}
-
-
-def test_only_masked_words_are_counted():
-    truth, predicted = np.array([[-100, 3, 4], [5, -100, -100]]), np.array([[9, 3, 9], [5, 9, 9]])
-    assert masked_word_metrics(EvalPrediction(predicted, truth))["masked_accuracy"] == pytest.approx(2 / 3)

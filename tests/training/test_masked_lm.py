@@ -2,14 +2,15 @@
 
 import shlex
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, BertConfig, BertModel, BertTokenizerFast
+from transformers import AutoModelForMaskedLM, BertConfig, BertModel, BertTokenizerFast, EvalPrediction
 
 from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import AT_THE_END
-from training.masked_lm import main
+from training.masked_lm import main, masked_word_metrics
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RUN = shlex.split(
@@ -50,3 +51,8 @@ def test_a_checkpoint_that_masks_words_is_required(learned, tmp_path):
 def test_a_share_of_masked_tokens_in_percent_is_refused(learned):
     with pytest.raises(InputError, match="--mask_share between 0 and 1; got 15"):
         main([*learned[0], "--mask_share", "15"])
+
+
+def test_only_masked_words_are_counted():
+    truth, predicted = np.array([[-100, 3, 4], [5, -100, -100]]), np.array([[9, 3, 9], [5, 9, 9]])
+    assert masked_word_metrics(EvalPrediction(predicted, truth))["masked_accuracy"] == pytest.approx(2 / 3)

@@ -2,15 +2,17 @@
 
 import shlex
 
+import numpy as np
 import pytest
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, EvalPrediction
 
 from hf_bidir import BidirRnnForSeq2SeqLM
 from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.tokenizer import train_words
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import AT_THE_END
-from training.seq2seq import main
+from training.seq2seq import PairDataArguments, main, read_pairs, sequence_metrics, tokenize_pairs
 
 RUN = shlex.split(
     "--embedding_size 16 --hidden_size 32 --max_length 4 --num_train_epochs 30 --learning_rate 2e-2 "
@@ -81,3 +83,33 @@ def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(t
     model, text = written(tmp_path / "run", "row a good film")
     assert model.config.attn_negative_mass == 1.0
     assert text == "film good a"
+
+
+@pytest.fixture
+def two_pairs(tmp_path):
+    (tmp_path / "pairs.csv").write_text("source,target\nw1,\nw2 w3,w4\n,w5\nw6,w7 w8\n")
+    return {"train_file": str(tmp_path / "pairs.csv"), "validation_file": str(tmp_path / "pairs.csv")}
+
+
+def test_pairs_without_a_source_or_target_are_named(two_pairs):
+    with pytest.raises(InputError, match=r"row 0 .*: no usable target; row 2 .*: no usable source"):
+        read_pairs(PairDataArguments(**two_pairs))
+
+
+def test_pairs_become_tokens_and_no_target_is_cut(two_pairs):
+    splits = read_pairs(PairDataArguments(**two_pairs, drop_bad_rows=True))
+    tokenizer = train_words([" ".join(f"w{index}" for index in range(9))], vocab_size=20, max_length=8, ends=True)
+    rows = tokenize_pairs(splits, tokenizer, 2, 3, prefix="w0 ").train
+    sides = [[tokenizer.decode(ids) for ids in rows[name]] for name in ("input_ids", "labels")]
+    assert sides == [["w0 [EOS]", "w0 [EOS]"], ["w4 [EOS]", "w7 w8 [EOS]"]]
+    with pytest.raises(InputError, match=r"at most 2 tokens.* has 3"):
+        tokenize_pairs(splits, tokenizer, 2, 2)
+
+
+def test_a_sequence_is_right_from_its_first_token_to_its_end_without_unknown_words_and_padding_does_not_count():
+    tokenizer = train_words(["a b"], vocab_size=6, max_length=8, ends=True)
+    start, end, unknown, a, b = tokenizer.convert_tokens_to_ids(["[BOS]", "[EOS]", "[UNK]", "a", "b"])
+    written = [[start, a, b, end], [start, a, a, end], [start, a, b, b], [start, a, end, 0], [start, unknown, end, 0]]
+    targets = [[a, b, end, 0], [a, b, end, -100], [a, b, end, -100], [a, end, -100, -100], [unknown, end, -100, -100]]
+    metrics = sequence_metrics(tokenizer)(EvalPrediction(np.array(written), np.array(targets)))
+    assert metrics == pytest.approx({"exact_match": 2 / 5, "token_accuracy": 10 / 13})

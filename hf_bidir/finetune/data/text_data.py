@@ -1,4 +1,4 @@
-"""Texts with classes, pairs of texts, and plain text: read, and made into tokens."""
+"""Texts with classes and plain text: read, and made into tokens."""
 
 import logging
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTr
 
 from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import PairDataArguments, TextDataArguments, UnlabelledDataArguments
+from hf_bidir.finetune.arguments import TextDataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.image_data import batch_generator
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import (
@@ -30,21 +30,11 @@ logger = logging.getLogger(__name__)
 JOINED = 10_000  # texts joined at once
 Rows = TypeVar("Rows", Dataset, Splits)
 TEXT = Column("text", ("text", "sentence"))
-SIDES = [Column(name, (name,)) for name in ("source", "target")]
 
 
 def read_texts(data: TextDataArguments) -> Splits:
     """Read the splits with the columns `text` and `label`; errors as in `labelled_splits`."""
     return labelled_splits(raw_splits(data, TEXT, LABEL), data, TEXT)
-
-
-def read_pairs(data: PairDataArguments) -> Splits:
-    """Read the splits with the columns `source` and `target`.
-
-    Raises:
-        InputError: the data cannot be used: no such file or column, or a row without a text.
-    """
-    return unlabelled_splits(raw_splits(data, *SIDES), data, *SIDES)
 
 
 def read_documents(data: UnlabelledDataArguments) -> Splits:
@@ -65,35 +55,6 @@ def tokenize(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int) ->
     """The rows with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
     cut = partial(tokenizer, truncation=True, max_length=max_length, return_token_type_ids=False)
     return rows.map(cut, batched=True, input_columns="text", remove_columns="text", desc="tokenizing")
-
-
-def tokenize_pairs(
-    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int, prefix: str = ""
-) -> Splits:
-    """The splits with `input_ids`, of at most `max_length` tokens, `attention_mask` and `labels`.
-
-    Args:
-        prefix: prepended to every source.
-
-    Raises:
-        InputError: a target has more than `max_target_length` tokens: truncating it would change the target.
-    """
-
-    def to_ids(batch: dict[str, list]) -> dict[str, list]:
-        sources = [prefix + source for source in batch["source"]]
-        encoded = tokenizer(sources, truncation=True, max_length=max_length, return_token_type_ids=False)
-        targets = tokenizer(text_target=batch["target"], verbose=False)
-        return {**encoded, "labels": targets["input_ids"]}
-
-    tokenized = splits.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
-    for name, split in tokenized:
-        longest = max(map(len, split["labels"][:]))
-        if longest > max_target_length:
-            raise InputError(
-                f"expected targets of at most {max_target_length} tokens (--max_target_length); the longest in the "
-                f"{name} split has {longest}"
-            )
-    return tokenized
 
 
 def cut_into_snippets(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:

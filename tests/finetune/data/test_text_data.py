@@ -1,4 +1,4 @@
-"""Plain text becomes snippets and blocks, pairs become tokens."""
+"""Plain text becomes snippets and blocks."""
 
 import copy
 from types import SimpleNamespace
@@ -9,15 +9,13 @@ from transformers import BertTokenizerFast
 
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import PairDataArguments, UnlabelledTextArguments
+from hf_bidir.finetune.arguments import UnlabelledTextArguments
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import (
     cut_into_blocks,
     cut_into_snippets,
     fit_max_length,
     read_documents,
-    read_pairs,
-    tokenize_pairs,
 )
 
 WORDS = [f"w{index}" for index in range(40)]
@@ -85,26 +83,6 @@ def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tm
 def test_a_split_without_text_is_one_clear_error(tmp_path):
     with pytest.raises(InputError, match="train split has no row"):
         documents(table(tmp_path, ["", " "]))
-
-
-@pytest.fixture
-def pairs(tmp_path):
-    (tmp_path / "pairs.csv").write_text("source,target\nw1,\nw2 w3,w4\n,w5\nw6,w7 w8\n")
-    return {"train_file": str(tmp_path / "pairs.csv"), "validation_file": str(tmp_path / "pairs.csv")}
-
-
-def test_pairs_without_a_source_or_target_are_named(pairs):
-    with pytest.raises(InputError, match=r"row 0 .*: no usable target; row 2 .*: no usable source"):
-        read_pairs(PairDataArguments(**pairs))
-
-
-def test_pairs_become_tokens_and_no_target_is_cut(pairs, tokenizer):
-    splits = read_pairs(PairDataArguments(**pairs, drop_bad_rows=True))
-    rows = tokenize_pairs(splits, tokenizer, 4, 4, prefix="w0 ").train
-    assert words_of(rows, tokenizer) == [["w0", "w2"], ["w0", "w6"]]
-    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows["labels"]] == ["w4", "w7 w8"]
-    with pytest.raises(InputError, match=r"at most 3 tokens.* has 4"):
-        tokenize_pairs(splits, tokenizer, 4, 3)
 
 
 def test_the_length_is_lowered_to_the_positions_of_the_model(caplog):
