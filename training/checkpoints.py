@@ -42,10 +42,10 @@ from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.card import read_card
-from hf_bidir.common.files import PREVIOUS, RECORD, read_json, replacing, save_figure, write_json
+from hf_bidir.common.files import PREVIOUS, RECORD, read_json, replacing, write_json
 from hf_bidir.explain import explain, load_checkpoint
 from hf_bidir.finetune.record import RESULTS, is_finished
-from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
+from hf_bidir.hub.card import write_card
 from hf_bidir.hub.evaluate import EVALUATION, evaluate_checkpoint, read_examples
 from hf_bidir.hub.files import MODULES, matching
 from hf_bidir.hub.push import write_code
@@ -261,8 +261,8 @@ def draw_explanation(folder: Path, test: str | None) -> None:
     if model.main_input_name == "pixel_values":
         examples, _, _ = read_examples(model, folder, test, "test", {})
         shown = examples[0]["image"]
-        shown.save(folder / EXAMPLE_IMAGE)
-    save_figure(explain(model, processor, shown).plot(), folder / "explanation.png")
+        shown.save(folder / "example.png")
+    explain(model, processor, shown).plot().savefig(folder / "explanation.png")
 
 
 def publish_card(folder: Path) -> Path:

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
 from hf_bidir.cli.script import parse, run_script
-from hf_bidir.common.files import read_json, save_figure
+from hf_bidir.common.files import read_json
 from hf_bidir.explain import explain
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_digits
@@ -86,7 +86,7 @@ def draw_attention(model: PreTrainedModel, processor: Any, digits: Dataset, pixe
     with torch.inference_mode():
         probabilities = model(pixels).logits.softmax(-1)
     least_sure = int(probabilities.amax(-1).argmin())
-    save_figure(explain(model, processor, digits[least_sure]["image"]).plot(), path)
+    explain(model, processor, digits[least_sure]["image"]).plot().savefig(path)
 
 
 def print_where(folder: Path) -> None:

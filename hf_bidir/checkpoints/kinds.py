@@ -20,17 +20,11 @@ class Kind(NamedTuple):
     ending: str  # of the names of its classes
     auto: str  # its Auto class
     task: str  # its name on the Hub
-    has_pipeline: bool = True  # whether transformers has one for the task
     names_tokens: bool = False  # its logits are those of a vocabulary, at every position
     per_token: bool = False  # it has outputs for every position
     causal: bool = False  # it predicts the next token
     peft_task: str | None = None  # peft's name of the task
     derives_decoder_input: bool = False  # from `input_ids`, which then need the token that ends a text
-
-    @property
-    def pipeline(self) -> str | None:
-        """The name of the task's pipeline."""
-        return self.task if self.has_pipeline else None
 
 
 _CAUSAL: dict[str, Any] = {"names_tokens": True, "per_token": True, "causal": True, "peft_task": "CAUSAL_LM"}
@@ -50,7 +44,7 @@ KINDS = (
         "ForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering", peft_task="QUESTION_ANS",
         derives_decoder_input=True,
     ),
-    Kind("ForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice", has_pipeline=False),
+    Kind("ForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice"),
     Kind("ForMaskedLM", "AutoModelForMaskedLM", "fill-mask", names_tokens=True, per_token=True),
     Kind("ForCausalLM", "AutoModelForCausalLM", "text-generation", **_CAUSAL),
     Kind("LMHeadModel", "AutoModelForCausalLM", "text-generation", **_CAUSAL),
@@ -60,9 +54,7 @@ KINDS = (
     Kind("ForSemanticSegmentation", "AutoModelForSemanticSegmentation", "image-segmentation"),
     Kind("ForAudioClassification", "AutoModelForAudioClassification", "audio-classification"),
     Kind("ForSpeechSeq2Seq", "AutoModelForSpeechSeq2Seq", "automatic-speech-recognition"),
-    Kind(
-        "ForSeq2SeqLM", "AutoModelForSeq2SeqLM", "text2text-generation", has_pipeline=False, peft_task="SEQ_2_SEQ_LM",
-    ),
+    Kind("ForSeq2SeqLM", "AutoModelForSeq2SeqLM", "text2text-generation", peft_task="SEQ_2_SEQ_LM"),
 )  # fmt: skip
 NO_HEAD = KINDS[0]
 BY_AUTO_CLASS = {kind.auto: kind for kind in reversed(KINDS)}

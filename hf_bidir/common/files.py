@@ -1,4 +1,4 @@
-"""Atomic file writes: a temporary file in the same folder, then a rename. Also JSON, figures and hashes."""
+"""Atomic file writes: a temporary file in the same folder, then a rename. Also JSON and hashes."""
 
 import hashlib
 import json
@@ -55,12 +55,6 @@ def write_json(path: Path, content: dict) -> None:
     """Write `content` as indented JSON."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def save_figure(figure: Any, path: str | Path, dpi: int = 100, **options: Any) -> None:
-    """Save a Matplotlib figure; the suffix of `path` sets the format."""
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=dpi, **options)
 
 
 def sha256(path: Path) -> str:

@@ -23,7 +23,6 @@ from hf_bidir.modeling.configuration_bidir import is_softmax
 TEMPLATE = str(Path(__file__).with_name("card_template.md"))
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
 END = "<!-- hf_bidir: generated up to here -->"
-EXAMPLE_IMAGE = "example.png"
 KEPT_WHEN_EDITED = ("license", "tags", "base_model_relation")  # generated metadata that manual edits override
 
 
@@ -163,7 +162,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     # only the owner can license weights, so the licence comes from this run's options or the run before it
     licences = [record.get("recipe", {}).get("license") for record in (run, previous)]
     index = _model_index(facts["kind"], results)
-    task = facts["kind"] and facts["kind"].pipeline
+    task = facts["kind"] and facts["kind"].task
     library, relation = "transformers", "finetune"
     tags = [facts["config"].attn_activation, "signed-attention"] if facts["is_signed"] else []
     if facts["sentences"]:

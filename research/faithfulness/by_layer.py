@@ -24,9 +24,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.runs import check_runs, comparisons, markdown, where
 from benchmarks.seeds import TESTED, mean_in_interval
-from hf_bidir.common.files import save_figure
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.inputs.text import Example
+from research import save_figure
 from research.explanations.tasks import (
     CONVERTED,
     MODELS,

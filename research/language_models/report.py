@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from benchmarks.seeds import TESTED, holm
-from hf_bidir.common.files import save_figure
+from research import save_figure
 from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate
 from research.runs import command_line
 

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from benchmarks.runs import where
-from hf_bidir.common.files import save_figure
 from hf_bidir.explain import explain, load_checkpoint, read_text, score_grid
 from hf_bidir.explain.forward import forward_pass
 from hf_bidir.finetune.data.sources import read_table
+from research import save_figure
 from research.mechanisms.data import LEVELS
 from research.runs import is_finished
 

@@ -10,12 +10,12 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, token_scores
 from hf_bidir.explain.draw.figures import COLORS, Scale, as_array, overlay
 from hf_bidir.explain.inputs.image import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
+from research import save_figure
 from research.paper.data import sample
 from research.paper.experiments import Experiment
 from research.paper.measures import NEUTRAL_GRADE, TRAINING_TEXTS, Classifier

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.measure import ROOT
-from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.draw.figures import Scale, text_color_on
 from hf_bidir.explain.forward import forward_pass
+from research import save_figure
 from research.runs import command_line
 
 SENTENCE, POSITIVE = "a charming film with a weak ending", 1

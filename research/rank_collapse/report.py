@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.runs import where
 from benchmarks.seeds import interval
-from hf_bidir.common.files import save_figure
+from research import save_figure
 from research.rank_collapse.measures import STACKS, layer_states, relative_residual, stable_rank
 
 FLOOR = 1e-16  # precision of float64; smaller values are drawn here

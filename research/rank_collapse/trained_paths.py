@@ -23,7 +23,7 @@ from tqdm import trange
 from benchmarks.runs import check_runs, comparisons, markdown, read_runs, spread, where
 from benchmarks.seeds import TESTED
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
-from hf_bidir.common.files import save_figure
+from research import save_figure
 from research.rank_collapse import bare_attention, path_states
 from research.runs import command_line, grid, run_grid
 
