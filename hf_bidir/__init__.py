@@ -26,16 +26,7 @@ _HOMES = {
     "BidirRnnForSeq2SeqLM": "hf_bidir.recurrent.modeling_bidir_rnn",
 }
 _ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling", "recurrent")
-_TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
-_HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`); all others can be accessed as well
-    **dict.fromkeys(("Bert", "DistilBert", "Electra", "ModernBert", "Roberta", "XLMRoberta"), _TEXT),
-    **dict.fromkeys(("DeiT", "Dinov2", "ViT"), "ForImageClassification"),
-    **dict.fromkeys(("Gemma", "Llama", "Mistral", "Qwen2"), "ForCausalLM ForSequenceClassification"),
-    **dict.fromkeys(("Bart", "T5"), "ForConditionalGeneration"),
-    "GPT2": "LMHeadModel ForSequenceClassification",
-}
-_COMMON = [f"Bidir{family}{end}" for family, ends in _HEADS.items() for end in ("Config", "Model", *ends.split())]
-__all__ = sorted([*_HOMES, *_COMMON])
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str):

@@ -96,9 +96,6 @@ FROZEN = {  # public functions with their first parameters, as published; classe
         "dropout=0.0, implementation='auto')",
         "register_attn_activation(name, fn)",
         *("signed", "softmax", "unsigned", "convert_checkpoint", "NegativeMassSchedule"),
-        *("BidirBertConfig", "BidirBertModel", "BidirBertForMaskedLM", "BidirBertForMultipleChoice"),
-        *("BidirBertForQuestionAnswering", "BidirBertForSequenceClassification", "BidirBertForTokenClassification"),
-        *("BidirViTConfig", "BidirViTModel", "BidirViTForImageClassification"),
         *("BidirRnnConfig", "BidirRnnForSequenceClassification"),
     ],
     "hf_bidir.explain": [

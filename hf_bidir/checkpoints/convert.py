@@ -79,11 +79,6 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     if checkpoint.adapter:
         raise ValueError(f"{source} is an adapter; merge it first: hf-bidir merge {source} OUT.")
     checkpoint.check_full_precision("converted")
-    if not checkpoint.is_signed:
-        raise ValueError(
-            f"{source} has the model type {checkpoint.config.model_type}, which is not signed; there is nothing to "
-            "restore."
-        )
     model = unsigned(checkpoint.model())
     return write_checkpoint(output_dir, [model, *checkpoint.processors(model)], checkpoint.sentences)
 

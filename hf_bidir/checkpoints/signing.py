@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_bidir.kernels.interventions import Interventions, intervening
@@ -147,10 +146,9 @@ def unwrapped(model: Any) -> PreTrainedModel:
         if model.active_peft_config.is_prompt_learning:
             raise ValueError(f"this {name} adds a prompt, which is outside the model; pass model.get_base_model().")
         return unwrapped(model.get_base_model())
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return unwrapped(model.module)
-    if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile
-        return unwrapped(model._orig_mod)
+    inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)  # of torch.compile, and of DataParallel
+    if inner is not None:
+        return unwrapped(inner)
     raise ValueError(f"expected a transformers model, got a {name}; load one with AutoModel.from_pretrained.")
 
 

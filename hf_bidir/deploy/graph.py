@@ -50,8 +50,8 @@ def export_checkpoint(
         source: a folder, or a name on the Hub.
         output_dir: a folder that is new or empty, unless `overwrite`, which replaces its contents.
         format: "onnx" (model.onnx and model.onnx.data), or "pt2" (model.pt2, for `torch.export.load`).
-        tolerance: the largest accepted difference of an output, relative to the largest one. The large activations of a
-            deep language model may round by more than the default.
+        tolerance: the largest accepted difference of an output, relative to the largest one if that is above 1. The
+            large activations of a deep language model may round by more than the default.
 
     Returns:
         That difference, on inputs of other sizes than the traced ones.
@@ -82,11 +82,11 @@ def export_checkpoint(
         # runtimes raise errors of many types
         with as_input_error(f"the {format} graph of {source} refuses inputs of other sizes: ", Exception):
             outputs = list(output_tensors(exported(**other_inputs)))
-    difference = _relative_difference(expected, outputs, other_inputs)
+    difference = largest_difference(expected, outputs, other_inputs)
     if not difference <= tolerance:  # also of NaN
         raise ValueError(
-            f"the outputs of the {format} graph of {source} differ from the model's by {difference:.1e} of the largest "
-            f"output, more than {tolerance:.1e}; nothing saved. To accept that, set tolerance (--tolerance)."
+            f"the outputs of the {format} graph of {source} differ from the model's by {difference:.1e}, more than "
+            f"{tolerance:.1e}; nothing saved. To accept that, set tolerance (--tolerance)."
         )
     exported.config = _readable_without_code(model)
     write_checkpoint(output_dir, [exported, *processors])
@@ -134,13 +134,6 @@ def _of_other_sizes(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         longer = torch.cat([tensor, tensor[:1]])
         others[name] = longer[:, :-1] if _has_length(name, tensor) else longer
     return others
-
-
-def _relative_difference(expected: list[Tensor], outputs: list[Tensor], inputs: dict[str, Tensor]) -> float:
-    """The largest difference of an output, relative to the largest output."""
-    scales = [output.abs().max().clamp_min(torch.finfo(output.dtype).tiny) for output in expected]
-    first, second = (list(map(torch.div, tensors, scales)) for tensors in (expected, outputs))
-    return largest_difference(first, second, inputs)
 
 
 def _without_cache(model: PreTrainedModel) -> dict[str, bool]:

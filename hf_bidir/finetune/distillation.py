@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import predicts_values
@@ -63,11 +63,10 @@ class DistillationTrainer(SignedTrainer):
         self, *, teacher: PreTrainedModel, match: str = STATES, keep_signs: bool = False, **kwargs: Any
     ) -> None:
         args, student = kwargs["args"], kwargs["model"]
-        if keep_signs and runs_layers_outside_penalties(args):
+        if keep_signs and args.n_gpu > 1:
             raise InputError(
-                "expected keep_signs false with gradient_checkpointing or several GPUs in one process, which run "
-                "layers outside the penalties; leave out gradient_checkpointing, or start one process per GPU by "
-                "torchrun"
+                "expected keep_signs false with several GPUs in one process, whose threads run layers outside the "
+                "penalties; start one process per GPU by torchrun"
             )
         for parameter in parameters_before_attention(student):
             parameter.requires_grad_(False)
@@ -133,11 +132,6 @@ def parameters_before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter
         if name.startswith(f"{layers}."):
             return
         yield parameter
-
-
-def runs_layers_outside_penalties(args: TrainingArguments) -> bool:
-    """Whether layers run outside the penalties: again in the backward pass, or in threads of several GPUs."""
-    return args.gradient_checkpointing or args.n_gpu > 1
 
 
 def relative_error(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from hf_bidir.finetune.arguments import DistillationDataArguments, ScheduleArgum
 from hf_bidir.finetune.data.image_data import ImageCollator, read_unlabelled_images
 from hf_bidir.finetune.data.splits import Splits, sampled
 from hf_bidir.finetune.data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer, runs_layers_outside_penalties
+from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
@@ -57,8 +57,7 @@ class StudentArguments:
     keep_signs: bool | None = option(
         None,
         "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for models with a single query, with gradient_checkpointing and with several GPUs in one "
-        "process.",
+        "true, but false for models with a single query and with several GPUs in one process.",
     )
     centre: bool = option(
         True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
@@ -127,7 +126,7 @@ def heal(
     args.max_steps = args.max_steps or steps_for(len(splits.train), args)
     if arguments.keep_signs is None:
         attends = getattr(student, "attends_between_tokens", True)
-        arguments.keep_signs = attends and not runs_layers_outside_penalties(args)
+        arguments.keep_signs = attends and args.n_gpu <= 1
     args.typed |= {"max_steps": args.max_steps, "keep_signs": arguments.keep_signs}
     files = documents(source)
     if licence := _licence(files.get(CARD)):
@@ -150,7 +149,11 @@ def heal(
     run = Run(trainer, "distillation", data, splits, schedule)
     results = run.train_and_save(centre=arguments.centre and is_softmax(student.config))
     if args.should_save:
-        _copy_documents(files, source, Path(args.output_dir))
+        folder = Path(args.output_dir)
+        for name in files.keys() & set(LICENCES):
+            (folder / name).write_bytes(files[name])
+        if sentences := sentence_folder(source):
+            sentences.copy_others(folder)
         if card:
             print(f"Model card: {card(args.output_dir)}")
     return results
@@ -256,11 +259,3 @@ def _licence(card: bytes | None) -> str | None:
         return parsed_card(card, CARD).data.get("license") if card else None
     except InputError:
         return None
-
-
-def _copy_documents(files: dict[str, bytes], source: str, folder: Path) -> None:
-    """Copy licence files, and the other modules of a folder of sentence-transformers."""
-    for name in files.keys() & set(LICENCES):
-        (folder / name).write_bytes(files[name])
-    if sentences := sentence_folder(source):
-        sentences.copy_others(folder)

@@ -17,12 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, inference_mode
 
 CHILD = Path(__file__)
+TIMEOUT = 300  # seconds for the process
 LOADING_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
-def isolated_forward(
-    folder: str | Path, auto_class: str, inputs: Mapping[str, Tensor], *, timeout: float = 300
-) -> dict[str, Tensor]:
+def isolated_forward(folder: str | Path, auto_class: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Load `folder` with remote code in a fresh isolated process, run it once and return its tensor outputs.
 
     The process starts in an empty folder with `python -I`, an empty remote-code cache and no network, and
@@ -32,7 +31,6 @@ def isolated_forward(
         folder: a checkpoint folder with its remote-code files.
         auto_class: the transformers class to load through, such as "AutoModelForImageClassification".
         inputs: the model's keyword arguments.
-        timeout: seconds to wait for the process.
 
     Returns:
         The outputs that are tensors (logits, last_hidden_state, ...) by name, on the CPU.
@@ -48,10 +46,10 @@ def isolated_forward(
         environment = os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
         try:
             subprocess.run(
-                words, text=True, capture_output=True, check=True, cwd=scratch, env=environment, timeout=timeout
+                words, text=True, capture_output=True, check=True, cwd=scratch, env=environment, timeout=TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{auto_class} from {folder} did not finish within {timeout:g} s") from None
+            raise RuntimeError(f"{auto_class} from {folder} did not finish within {TIMEOUT} s") from None
         except subprocess.CalledProcessError as error:
             failed = f"{auto_class} from {folder} failed in an isolated process (exit {error.returncode}):"
             lines = error.stderr.strip().splitlines()

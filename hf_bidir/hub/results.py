@@ -1,9 +1,11 @@
 """The scores of a checkpoint, from the files that its training run and its evaluation left beside it."""
 
 from dataclasses import dataclass
-from math import isclose, nan, sqrt
+from math import isclose, nan
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import binomtest
 
 from hf_bidir.common.files import RECORD, read_json
 from hf_bidir.finetune.record import RESULTS
@@ -24,7 +26,6 @@ METRICS = {  # the run's metric -> its name on the Hub, if it has one
 RECALL = "recall_"
 PREFIXES = {"test": "test_", "validation": "eval_"}  # of the metrics in all_results.json, by split
 SHARES = ("accuracy", "exact_match", "agreement")  # of the examples
-QUANTILE = 1.96  # of the normal distribution, for intervals of 95 %
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
 
 
@@ -65,10 +66,8 @@ class Results:
         rows = self.data.get("rows")
         if name not in SHARES or not rows:
             return None
-        weight = QUANTILE**2 / rows
-        centre = share + weight / 2
-        half = sqrt(weight * (share * (1 - share) + weight / 4))
-        return (centre - half) / (1 + weight), (centre + half) / (1 + weight)
+        interval = binomtest(round(share * rows), rows).proportion_ci(method="wilson")
+        return interval.low, interval.high
 
     @property
     def verified(self) -> bool:

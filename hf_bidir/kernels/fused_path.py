@@ -6,7 +6,6 @@ Imports no Triton: the kernels are imported by the first call that uses them.
 import os
 from functools import lru_cache
 from importlib.util import find_spec
-from shutil import which
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from hf_bidir.modeling.attention import IMPLEMENTATIONS, SOFTMAX_HEADS, Implemen
 from hf_bidir.modeling.attention_call import AttentionCall
 
 HAS_TRITON = find_spec("triton") is not None
-# Triton compiles its kernel launchers with the system's C compiler.
-HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
 # Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -28,11 +25,7 @@ def fused_obstacle() -> str | None:
     """The reason why this machine cannot run the Triton kernels; None if it can."""
     if not HAS_TRITON:
         return "Triton is not installed (pip install triton)"
-    if INTERPRETED:
-        return None
-    if not HAS_COMPILER:
-        return "Triton needs a C compiler (install gcc)"
-    return None if torch.cuda.is_available() else "torch sees no GPU"
+    return None if INTERPRETED or torch.cuda.is_available() else "torch sees no GPU"
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, *sizes: int) -> str | None:

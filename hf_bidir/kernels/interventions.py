@@ -146,12 +146,12 @@ def recomputed_alike(model: nn.Module) -> Iterator[None]:
     def alike(checkpoint: Callable, function: Callable, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(partial(copy_context().run, function), *args, **kwargs)
 
-    checkpointed = [module for module in model.modules() if vars(module).get(CHECKPOINT_FUNCTION)]
-    checkpoints = [vars(module)[CHECKPOINT_FUNCTION] for module in checkpointed]
-    for module, checkpoint in zip(checkpointed, checkpoints, strict=True):
+    functions = {module: vars(module).get(CHECKPOINT_FUNCTION) for module in model.modules()}
+    checkpoints = {module: function for module, function in functions.items() if function}
+    for module, checkpoint in checkpoints.items():
         setattr(module, CHECKPOINT_FUNCTION, partial(alike, checkpoint))
     try:
         yield
     finally:
-        for module, checkpoint in zip(checkpointed, checkpoints, strict=True):
+        for module, checkpoint in checkpoints.items():
             setattr(module, CHECKPOINT_FUNCTION, checkpoint)

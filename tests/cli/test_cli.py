@@ -76,7 +76,7 @@ def test_an_output_folder_in_use_is_replaced_only_when_asked(stock, tmp_path):
     [
         (["{stock}/.."], "config.json"),
         (["{stock}", "--attn-activation", "tanmax"], 'Did you mean "tanhmax"?'),
-        (["{stock}", "--to-softmax"], "nothing to restore"),
+        (["{stock}", "--to-softmax"], "nothing to undo"),
         (["{stock}", "--to-softmax", "--negative-mass", "0.5"], "--to-softmax cannot be combined with"),
         (["{stock}", "--steps", "5"], "need --heal FILE"),
         (["{stock}", "--column", "text"], "need --heal FILE"),

@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,14 +114,14 @@ def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_
 
 
 @pytest.mark.parametrize(
-    ("head", "words", "expected", "joined"),
+    ("head", "expected", "joined"),
     [
-        ("ForCausalLM", ["--gradient_checkpointing"], ("logits", "balanced", 0.2, False), True),
-        ("ForSequenceClassification", [], ("states", "tanhmax", 1.0, True), False),
+        ("ForCausalLM", ("logits", "balanced", 0.2, True), True),
+        ("ForSequenceClassification", ("states", "tanhmax", 1.0, True), False),
     ],
 )
 def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_texts_and_matches_predictions(
-    head, words, expected, joined, tmp_path, monkeypatch
+    head, expected, joined, tmp_path, monkeypatch
 ):
     texts = save_texts(TEXT.split(), tmp_path / "texts.parquet")
     trainers = []
@@ -133,7 +134,7 @@ def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_tex
     monkeypatch.setattr("hf_bidir.finetune.heal.DistillationTrainer", Spy)
     start = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head)]
     brief = shlex.split("--max_steps 1 --eval_strategy no --save_strategy no --eval_on_start false")
-    main([*start, *texts, *RUN, *words, *brief, "--output_dir", str(tmp_path / "healed")])
+    main([*start, *texts, *RUN, *brief, "--output_dir", str(tmp_path / "healed")])
     trainer, config = trainers[0], trainers[0].model.config
     chosen = (trainer.match, config.attn_activation, config.attn_negative_mass, trainer.keep_signs)
     assert chosen == expected
@@ -217,10 +218,9 @@ def test_what_comes_before_the_first_layer_and_nothing_else_is_frozen(family, tm
     assert frozen == EMBEDDINGS[family]
 
 
-def test_penalties_are_refused_where_layers_run_again(healed, tmp_path):
-    words = ["--gradient_checkpointing", "--keep_signs", "true", "--output_dir", str(tmp_path)]
-    with pytest.raises(InputError, match="keep_signs false with gradient_checkpointing"):
-        main([*healed[0], *RUN, *words])
+def test_penalties_are_refused_where_layers_run_in_threads_of_several_gpus():
+    with pytest.raises(InputError, match="keep_signs false with several GPUs"):
+        DistillationTrainer(teacher=None, keep_signs=True, model=None, args=SimpleNamespace(n_gpu=2))
 
 
 @pytest.mark.parametrize(
