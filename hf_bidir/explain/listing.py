@@ -11,6 +11,7 @@ from hf_bidir.explain.inputs.text import NEGLIGIBLE, signed, told_apart
 LISTED = 10  # tokens in a list
 LONG = 40  # tokens of a text from which on only so many carry a number
 SPECIAL = 5  # special tokens in a sentence
+SPECIAL_SHARE = 0.1  # of the largest word's score, from which a special token is named
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +61,9 @@ class Listing:
         return signed(score, self.has_signs)
 
     def order(self, special: bool = False) -> list[int]:
-        """The special tokens, or the others, by magnitude, without those close to 0."""
+        """The special tokens, or the others, by magnitude, without those that are small beside the largest word's."""
         magnitudes = self.scores.abs() * (torch.tensor(self.special) == special)
-        least = NEGLIGIBLE * self.shown.abs().max()
+        least = (SPECIAL_SHARE if special else NEGLIGIBLE) * self.shown.abs().max()
         return [index for index in magnitudes.argsort(descending=True).tolist() if magnitudes[index] > least]
 
     def strongest(self, count: int = LISTED, special: bool = False) -> list[tuple[str, str]]:
@@ -71,9 +72,11 @@ class Listing:
         return [(names[index], self.number(self.scores[index].item())) for index in self.order(special)[:count]]
 
     def left_out(self) -> str:
-        """One sentence on the special tokens: their scores, or the sum of those of a chat template; or empty."""
+        """The scores of special tokens, or the sum of those of a chat template, and whether they outweigh the words."""
         if self.template:
             together = self.number((self.scores - self.shown).sum().item())
             return f"Not listed: {sum(self.special)} tokens of the chat template, {together} together."
         named = [f"{name} ({number})" for name, number in self.strongest(SPECIAL, special=True)]
-        return f"Not listed: {', '.join(named)}." if named else ""
+        outweighs = self.has_signs and self.scores.abs().max() > self.shown.abs().max()
+        more = " This outweighs every listed token; that part of y is attributed to none of them." if outweighs else ""
+        return f"Not listed: {', '.join(named)}.{more}" if named else ""
