@@ -28,7 +28,6 @@ class Alignment(Result):
         first_length: source tokens of the first row: all, or those of the prompt, and one more in each next row.
         probabilities: of the generated tokens, where known.
         has_signs: whether the first scores can be negative.
-        notes: what limits the scores, a sentence each.
         listing: the tokens of the prompt of a causal model, with the sums of their first scores over all rows.
         sentences: the same for the sentences of the prompt, where it has several.
         starts: the first token of each of these sentences.
@@ -45,7 +44,6 @@ class Alignment(Result):
     first_length: int
     probabilities: Sequence[float] = ()
     has_signs: bool = True
-    notes: Sequence[str] = ()
     listing: Listing | None = None
     sentences: Listing | None = None
     starts: Sequence[int] = ()

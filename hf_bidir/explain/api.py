@@ -188,6 +188,7 @@ def _explanations(
             **vars(prediction),
             example=example,
             method=str(request.method),
+            model=model.config.name_or_path,
             layer=request.layer,
             head=request.head,
             scores=by_token,

@@ -58,6 +58,8 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text, reques
     generated = tokenizer.decode(ids[0], skip_special_tokens=True)
     cut = f" The source was truncated by {example.truncated} tokens." if example.truncated else ""
     return Alignment(
+        method="contributions",
+        model=model.config.name_or_path,
         source=[visible(token) for token in example.tokens],
         special=[False] * len(example.tokens),
         written=spelled(tokenizer, ids[0, 1:].tolist()),
@@ -133,6 +135,8 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     explained = f"; y is {LOGIT}" if method.explains_output else ""
     sink = sink_note(used, source, by_token)
     return Alignment(
+        method=str(used.method),
+        model=model.config.name_or_path,
         source=source.tokens,
         special=source.special,
         written=written,

@@ -201,8 +201,8 @@ def _of_class(
     if len(logits) == 1:
         return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target=target)
     names_tokens = kind_of(model).names_tokens
-    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    several = model.config.problem_type == "multi_label_classification"
+    probabilities = (logits.float().sigmoid() if several else logits.float().softmax(-1)).tolist()
     predicted, second = logits.argsort(descending=True, stable=True)[:2].tolist()
 
     def name(label: int) -> str:
@@ -210,7 +210,7 @@ def _of_class(
         return f'"{spelled(processor, [label])[0]}"' if names_tokens else model.config.id2label[label]
 
     def share(label: int) -> str:
-        return f"{name(label)}, {percent(probabilities[label].item())}"
+        return f"{name(label)}, {percent(probabilities[label])}"
 
     explained, definition = share(target), f"y is the logit of {name(target)}"
     if readout.foils is not None:
@@ -222,8 +222,8 @@ def _of_class(
     explained += f" (y = {signed(value)})."
     if predicted not in (target, foil):
         explained += f" Prediction: {share(predicted)}."
-    probability = probabilities[predicted].item()
-    rival = 1 - probability if several else probabilities[second].item()
+    probability = probabilities[predicted]
+    rival = 1 - probability if several else probabilities[second]
     if abs(probability - rival) < CLOSE and not names_tokens:
         explained += f" A close call{'' if several else f' with {name(second)}'}."
     return Prediction(explained, value, name(predicted), probability, target, foil, f"{definition}.")

@@ -1,12 +1,14 @@
 """The scores of one example or several: printed, drawn, as a page, and in a notebook."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from hf_bidir import __version__
 from hf_bidir.explain.inputs.text import Example, shortened, visible
 from hf_bidir.explain.listing import LISTED, Listing
 from hf_bidir.explain.readout import Prediction
@@ -28,11 +30,26 @@ def _drawing() -> Any:
     return page
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
-    """Base of `Explanation` and `Alignment`: prints a summary, draws a figure and a page, and displays in notebooks."""
+    """Base of `Explanation` and `Alignment`: prints a summary, draws a figure and a page, and displays in notebooks.
+
+    Attributes:
+        method: a name of `METHODS`.
+        model: folder or name of the model; empty for one that was made in memory.
+        version, day: the version of hf_bidir, and the day.
+        verdict: the prediction without the tokens that support it most, and whether a second method agrees.
+        notes: what limits the scores, a sentence each.
+    """
 
     is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
+
+    method: str
+    model: str = ""
+    version: str = __version__
+    day: date = field(default_factory=date.today)
     verdict: "Verdict | None" = None
+    notes: Sequence[str] = ()
 
     def summary(self: Any, top: int = LISTED) -> str:
         """The prediction, the tokens of largest magnitude, what the numbers are, the verdict or rows, and notes."""
@@ -74,21 +91,16 @@ class Explanation(Prediction, Result):
 
     Attributes:
         example: the inputs, with a name for every token.
-        method, layer, head: as in `token_scores`.
+        layer, head: as in `token_scores`.
         scores: `[tokens]`, one per word or patch; special tokens included.
-        verdict: the prediction without the tokens that support it most, and whether a second method agrees.
-        notes: what limits the scores, a sentence each.
         coefficients, heads, rankings: details, if they were asked for: the coefficients of one head; the contributions
             of each layer and head, summed over all tokens, `[layers, heads]`; and the scores of rollout and flow.
     """
 
     example: Example
-    method: str
     layer: int | None
     head: int | None
     scores: Tensor
-    verdict: "Verdict | None" = None
-    notes: list[str] = field(default_factory=list)
     coefficients: "Coefficients | None" = None
     heads: Tensor | None = None
     rankings: Mapping[str, Tensor] = field(default_factory=dict)

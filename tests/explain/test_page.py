@@ -2,20 +2,24 @@
 
 import re
 from dataclasses import replace
+from datetime import date
 
 import pytest
 import torch
 from markupsafe import escape
+from peft import LoraConfig, get_peft_model
+from PIL import Image
 from rich.console import Console
 from transformers import ViTImageProcessor
 
-from hf_bidir.explain import explain
+from hf_bidir import BidirBertForSequenceClassification, __version__
+from hf_bidir.explain import explain, load_checkpoint
 from hf_bidir.explain.draw.page import sections_of, write_explanation
 from hf_bidir.explain.draw.terminal import print_words
 from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.result import Explanations
 from hf_bidir.explain.verdict import Verdict
-from tests.explain.conftest import bert, picture, tokenizer, vit
+from tests.explain.conftest import bert, picture, saved, tokenizer, vit
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -93,6 +97,29 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
     assert min(places) > -1
     assert places == sorted(places)
     assert Explanations([found, found])._repr_html_().count(str(escape(found.reading))) == 1
+
+
+def test_a_page_ends_with_the_model_the_method_and_the_day(checkpoint):
+    found = explain(*load_checkpoint(checkpoint), "a good film")
+    found = replace(found, day=date(2026, 1, 2))
+    assert f">Model: {checkpoint}. Method: erasure. hf_bidir {__version__}, 2026-01-02.</p>" in found.page()
+
+
+def test_an_adapter_is_named_by_its_own_folder(checkpoint, tmp_path):
+    base = BidirBertForSequenceClassification.from_pretrained(checkpoint)
+    model = get_peft_model(base, LoraConfig(target_modules="all-linear", task_type="SEQ_CLS"))
+    folder = saved(model, tokenizer(), tmp_path / "adapter")
+    assert explain(*load_checkpoint(folder), "a good film").model == str(folder)
+
+
+def test_the_page_of_an_image_has_the_name_of_its_file_if_there_is_one(tmp_path):
+    file = tmp_path / "noise.png"
+    picture().save(file)
+    source = vit(), ViTImageProcessor(size={"height": 8, "width": 8})
+    for image in (file, str(file), Image.open(file)):
+        page = explain(*source, image).page()
+        assert ">Image: noise.png. Method: attnlrp. " in page
+    assert ">Method: attnlrp. " in explain(*source, picture()).page()
 
 
 def test_an_earlier_explanation_is_replaced_and_other_pages_are_refused(tmp_path):

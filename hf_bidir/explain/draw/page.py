@@ -29,7 +29,6 @@ from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.registry import METHODS
 
 COEFFICIENT = "a"  # unit of a coefficient
-UNITS_OF_Y = {method.unit for method in METHODS.values() if method.explains_output}
 TEMPLATE, GENERATED = "template", "generated"  # marks of tokens
 PAGE = "index.html"
 PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
@@ -112,7 +111,9 @@ def _section(
     caption: str = "",
 ) -> Section:
     """The words of a text with their scores, or the image alone and under the scores of its patches."""
-    listing, figure = replace(result.listing, scores=scores, has_signs=unit in UNITS_OF_Y), None
+    listing, figure = result.listing, None
+    if heading:  # coefficients, or the scores of another method without signs
+        listing = replace(listing, scores=scores, has_signs=False)
     scale = scale or Scale.of(listing.shown)
     if (grid := result.example.grid) is not None:
         values = scores[result.example.words]
@@ -184,16 +185,13 @@ def figure_of(result: Any) -> Figure:
 
 def page_of(result: Any) -> str:
     """The scores of an `Explanation` or `Alignment` as a whole page."""
-    sections = list(sections_of(result))
-    return rendered("explain/draw/page.html", result=result, sections=sections, reading=result.reading)
+    return rendered("explain/draw/page.html", result=result, sections=list(sections_of(result)))
 
 
 def fragment_of(results: Sequence[Any], more: str = "", scale: Scale | None = None) -> str:
     """The scores as HTML for a notebook; what the numbers are is said once for several results."""
-    readings = list(dict.fromkeys(result.reading for result in results))
-    reading = readings.pop() if len(results) == 1 else ""
     contents = [(result, list(sections_of(result, scale))) for result in results]
-    return rendered("explain/draw/fragment.html", contents=contents, reading=reading, readings=readings, more=more)
+    return rendered("explain/draw/fragment.html", contents=contents, more=more)
 
 
 def write_page(path: str | Path, page: str) -> None:

@@ -35,6 +35,7 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     else:
         kind = "image processor" if images else "tokenizer"
         raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
+    model.config.name_or_path = str(source)  # also of an adapter or a model of timm
     if checkpoint.sentences:
         model = sentence_encoder(model, processor, checkpoint.sentences)
     return model.eval(), processor

@@ -31,6 +31,7 @@ def read_image(
             images of one size only, as every one whose usual images are not square.
     """
     picture = open_image(image, image_mode(model.config))
+    file = getattr(image, "filename", "") if isinstance(image, Image.Image) else image
     options = {} if size is None else _whole(patch_size(model), picture, size)
     inputs = {"pixel_values": processor([picture], return_tensors="pt", **options)["pixel_values"]}
     length = ForwardCache(model, inputs).length
@@ -47,6 +48,7 @@ def read_image(
         special=[index < leading for index in range(length)],
         token_of_piece=torch.arange(length),
         grid=grid,
+        file=Path(file).name,
     )
 
 

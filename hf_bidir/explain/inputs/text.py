@@ -35,6 +35,7 @@ class Example:
         truncated: word pieces that were cut off.
         template: whether special tokens are those of a chat template.
         grid: rows and columns of patches.
+        file: name of the image file, if it is known.
     """
 
     inputs: dict[str, Tensor]
@@ -44,6 +45,7 @@ class Example:
     truncated: int = 0
     template: bool = False
     grid: tuple[int, int] | None = None
+    file: str = ""
 
     @property
     def words(self) -> list[int]:
