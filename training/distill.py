@@ -35,10 +35,9 @@ The reported agreement is the share of predictions that are equal to the teacher
 distance of the hidden states (and the logits) to the teacher's, as a share of their squared norm, on average over
 layers and tokens: 0 is equal. For a language model the perplexity of student and teacher is reported beside it.
 
-Matching alone reduces negative coefficients. Penalties keep them in use: on heads whose output comes from one sign,
-and on predictions that stay the same without negative coefficients; with --match logits the second alone.
---keep_signs false leaves them out; the student then comes closer to its teacher, and the longer it is healed, the
-fewer coefficients are negative.
+Matching alone reduces negative coefficients. --keep_signs true keeps them in use by penalties on heads whose output
+comes from one sign, and on predictions that stay the same without negative coefficients; with --match logits the second
+alone. The student then predicts less often like its teacher.
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again.

@@ -37,9 +37,9 @@ def convert(
         int | None, typer.Option(min=1, help="Maximum number of steps of --heal; by default 300 to 1,000.")
     ] = None,
     keep_signs: Annotated[
-        bool | None,
-        typer.Option(help="Heal with penalties that keep signs in use; by default if tokens attend to each other."),
-    ] = None,
+        bool,
+        typer.Option("--keep-signs", help="Heal with penalties that keep negative coefficients in use; costs agreement."),
+    ] = False,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
         bool,
@@ -57,8 +57,8 @@ def convert(
 
     Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
     copy computes the same outputs as the source; with λ > 0 the outputs differ. With --heal the copy is then trained to
-    match the hidden states of the source, or its next tokens, keeps its negative coefficients in use, and gets a model
-    card; an interrupted run continues. training/distill.py has all options of healing.
+    match the hidden states of the source, or its next tokens, and gets a model card; an interrupted run continues.
+    training/distill.py has all options of healing.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
@@ -70,7 +70,7 @@ def convert(
     with running(*(["train", "hub"] if heal else [])):
         from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 
-        if not heal and (steps or column or keep_signs is not None):
+        if not heal and (steps or column or keep_signs):
             raise ValueError("--steps, --column and --keep-signs need --heal FILE.")
         if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(

@@ -54,10 +54,10 @@ class StudentArguments:
         "of predicted tokens or classes); default: logits for models that generate text, else states.",
         choices=[STATES, PREDICTIONS],
     )
-    keep_signs: bool | None = option(
-        None,
-        "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for models with a single query and with several GPUs in one process.",
+    keep_signs: bool = option(
+        False,
+        "Penalise heads that use one sign, and predictions that stay the same without negative coefficients: these "
+        "then matter, and the student predicts less often like its teacher.",
     )
     centre: bool = option(
         True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
@@ -124,10 +124,7 @@ def heal(
     )
     splits, processor, collators = healing_data(data, args, source, student, processors)
     args.max_steps = args.max_steps or steps_for(len(splits.train), args)
-    if arguments.keep_signs is None:
-        attends = getattr(student, "attends_between_tokens", True)
-        arguments.keep_signs = attends and args.n_gpu <= 1
-    args.typed |= {"max_steps": args.max_steps, "keep_signs": arguments.keep_signs}
+    args.typed["max_steps"] = args.max_steps
     files = documents(source)
     if licence := _licence(files.get(CARD)):
         args.typed.setdefault("license", licence)

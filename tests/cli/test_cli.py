@@ -39,7 +39,7 @@ def test_the_help_of_every_command_has_an_example_and_one_spelling_per_option(co
     "command",
     [
         "evaluate nowhere --text_column a --label_column b --test_file c --drop_bad_rows",
-        "convert nowhere out --train_file a --image_column b --max_steps 3 --no_keep_signs",
+        "convert nowhere out --train_file a --image_column b --max_steps 3 --keep_signs",
     ],
 )
 def test_names_of_options_in_errors_of_training_are_understood(command, tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_an_output_folder_in_use_is_replaced_only_when_asked(stock, tmp_path):
         (["{stock}", "--to-softmax", "--negative-mass", "0.5"], "--to-softmax cannot be combined with"),
         (["{stock}", "--steps", "5"], "need --heal FILE"),
         (["{stock}", "--column", "text"], "need --heal FILE"),
-        (["{stock}", "--no-keep-signs"], "need --heal FILE"),
+        (["{stock}", "--keep-signs"], "need --heal FILE"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(stock, tmp_path, words, message):

@@ -61,7 +61,7 @@ def healed(tmp_path_factory):
     """The options of a healing of BERT without penalties, its folder, and its error."""
     place = tmp_path_factory.mktemp("healed")
     options = bert_in(place)
-    results = main([*options, *RUN, "--keep_signs", "false", "--output_dir", str(place / "healed")])
+    results = main([*options, *RUN, "--output_dir", str(place / "healed")])
     return options, place / "healed", results["eval_relative_error"]
 
 
@@ -116,8 +116,8 @@ def test_a_classifier_of_images_is_healed_and_its_interrupted_healing_continues_
 @pytest.mark.parametrize(
     ("head", "expected", "joined"),
     [
-        ("ForCausalLM", ("logits", "balanced", 0.2, True), True),
-        ("ForSequenceClassification", ("states", "tanhmax", 1.0, True), False),
+        ("ForCausalLM", ("logits", "balanced", 0.2, False), True),
+        ("ForSequenceClassification", ("states", "tanhmax", 1.0, False), False),
     ],
 )
 def test_by_default_a_model_that_generates_text_is_healed_balanced_on_joined_texts_and_matches_predictions(
@@ -184,18 +184,17 @@ def test_predictions_are_matched_by_their_divergence_and_worse_ones_without_nega
     torch.testing.assert_close(trainer.compute_loss(model, inputs), 2 * distance + 5 - further)
 
 
-def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalties(tmp_path):
+def test_a_recurrent_softmax_model_of_this_package_is_healed(tmp_path):
     texts = save_texts(["a", "good", "film", "and", "bad", "story"], tmp_path / "texts.parquet")
     card = Path(__file__).parents[2] / "model_cards/sst2-rnn-softmax"
     options = [*texts, *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
     main(["--model_name_or_path", str(card), *options])
     assert open_checkpoint(tmp_path / "out").model().config.attn_activation == "tanhmax"
-    assert not read(tmp_path / "out/run.json")["recipe"]["keep_signs"]
 
 
 def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(healed, tmp_path):
     options, folder, error = healed
-    again = ["--model_name_or_path", str(folder), "--learning_rate", "3e-3", "--keep_signs", "false"]
+    again = ["--model_name_or_path", str(folder), "--learning_rate", "3e-3"]
     again = [*options, *RUN, *again, "--output_dir", str(tmp_path)]
     with pytest.raises(InputError, match="--teacher_name_or_path"):
         main(again)
