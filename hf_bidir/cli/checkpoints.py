@@ -38,7 +38,9 @@ def convert(
     ] = None,
     keep_signs: Annotated[
         bool,
-        typer.Option("--keep-signs", help="Heal with penalties that keep negative coefficients in use; costs agreement."),
+        typer.Option(
+            "--keep-signs", help="Heal with penalties that keep negative coefficients in use; costs agreement."
+        ),
     ] = False,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[

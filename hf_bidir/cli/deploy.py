@@ -19,9 +19,7 @@ def export(
     format: Annotated[
         str, typer.Option(help="onnx, or pt2 (a program of torch.export, whose loading runs code from the file).")
     ] = "onnx",
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Accepted difference, as a share of outputs above 1.")
-    ] = 1e-4,
+    tolerance: Annotated[float, typer.Option(min=0, help="Accepted difference, as a share of outputs above 1.")] = 1e-4,
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
     """Export a checkpoint as a graph that runs without hf_bidir.

@@ -154,6 +154,8 @@ class Prediction:
         target: the explained class or token; None for a model without a head.
         instead_of: the one that it is contrasted with.
         definition: what y is, a sentence, unless `explained` says it.
+        shares: the explained class or token, the one that it is contrasted with, and the predicted one if it is
+            another, each with its probability.
     """
 
     explained: str
@@ -163,6 +165,7 @@ class Prediction:
     target: int | None = None
     instead_of: int | None = None
     definition: str = ""
+    shares: str = ""
 
     @property
     def least(self) -> float:
@@ -212,18 +215,19 @@ def _of_class(
     def share(label: int) -> str:
         return f"{name(label)}, {percent(probabilities[label])}"
 
-    explained, definition = share(target), f"y is the logit of {name(target)}"
+    shares, definition = share(target), f"y is the logit of {name(target)}"
     if readout.foils is not None:
         foil = int(readout.foils[index])
-        explained += f", instead of {share(foil)}"
+        shares += f", instead of {share(foil)}"
         definition += f" minus that of {name(foil)}"
     elif names_tokens:
         definition += " minus the mean of all tokens"
-    explained += f" (y = {signed(value)})."
+    explained = f"{shares} (y = {signed(value)})."
     if predicted not in (target, foil):
         explained += f" Prediction: {share(predicted)}."
+        shares += f"; predicted: {share(predicted)}"
     probability = probabilities[predicted]
     rival = 1 - probability if several else probabilities[second]
     if abs(probability - rival) < CLOSE and not names_tokens:
         explained += f" A close call{'' if several else f' with {name(second)}'}."
-    return Prediction(explained, value, name(predicted), probability, target, foil, f"{definition}.")
+    return Prediction(explained, value, name(predicted), probability, target, foil, f"{definition}.", shares)

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import percent, signed, told_apart
+from hf_bidir.explain.inputs.text import signed, told_apart
 from hf_bidir.explain.methods.erasure import without
 from hf_bidir.explain.readout import Prediction, Readout, predictions, readout_of
 from hf_bidir.explain.request import AFFORDABLE, Request
@@ -130,11 +130,8 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _state(prediction: Prediction) -> str:
-    """y, and the prediction, if there is one."""
-    y = signed(prediction.value)
-    if prediction.probability is None:
-        return y
-    return f"{y} ({prediction.prediction}, {percent(prediction.probability)})"
+    """y, and the shares of what it is read from."""
+    return f"{signed(prediction.value)}{f' ({prediction.shares})' if prediction.shares else ''}"
 
 
 @torch.no_grad()
