@@ -126,8 +126,8 @@ AGREED = {"method": "m", "correlation": 0.75}
     [
         (
             Verdict(POSITIVE, ["not", "bad"], NEGATIVE, method="here"),
-            'partly. Without "not" and "bad" y falls from +1.9 (positive, 97.4 %) to −1.3 (positive, 18.8 %; predicted: '
-            "negative, 81.2 %). No second method applies here.",
+            'partly. Without "not" and "bad" y falls from +1.9 (positive, 97.4 %) to −1.3 (positive, 18.8 %; '
+            "predicted: negative, 81.2 %). No second method applies here.",
         ),
         (
             Verdict(POSITIVE, ["bad"], LESS, **AGREED),
