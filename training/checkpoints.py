@@ -95,7 +95,7 @@ class Pair:
         files: by the option that takes it, a file in that folder.
         options: further options of a checkpoint's run, by its name.
         healed: whether NAME-tanhmax is not trained on labels, but converted from its counterpart of the same seed and
-            healed by the defaults of `hf-bidir convert --heal`.
+            healed by the defaults of `hf-bidir convert --heal`, but for its `options`.
         note: a sentence for readers who compare the two.
         half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
     """

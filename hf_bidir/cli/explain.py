@@ -61,8 +61,8 @@ def explain(
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
 
-    Prints the scores of largest magnitude, what happens without the tokens that support the prediction most, and
-    whether a second method agrees; saves a page, index.html. A token with a positive score supports the
+    Prints the scores of largest magnitude, what happens without the strongest words or patches, and whether a second
+    method agrees; saves a page, index.html. A token with a positive score supports the
     target, one with a negative score opposes it. Patches are named by row and column, counted from 0. Of a text that
     exceeds the limit of a classifier the beginning is explained. Put -- before a text that begins with a dash.
 

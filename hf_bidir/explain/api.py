@@ -182,7 +182,10 @@ def _explanations(
         if request.verdict:
             notes.append(baseline_note(cache, request, processor))
         if not judged:  # a verdict says both
-            notes += ["One word has no verdict." * bool(request.verdict), sum_note(request, prediction.value, by_token)]
+            notes += [
+                "A single word, segment or patch has no verdict." * bool(request.verdict),
+                sum_note(request, prediction.value, by_token),
+            ]
         more = _details(cache, example, request) if request.details else {}
         explanation = Explanation(
             **vars(prediction),

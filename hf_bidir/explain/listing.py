@@ -77,6 +77,7 @@ class Listing:
             together = self.number((self.scores - self.shown).sum().item())
             return f"Not listed: {sum(self.special)} tokens of the chat template, {together} together."
         named = [f"{name} ({number})" for name, number in self.strongest(SPECIAL, special=True)]
-        outweighs = self.has_signs and self.special[int(self.scores.abs().argmax())]
-        more = " This outweighs every listed token; that part of y is attributed to none of them." if outweighs else ""
+        largest, more = int(self.scores.abs().argmax()), ""
+        if self.has_signs and self.special[largest]:
+            more = f" {self.tokens[largest]} outweighs every listed token; its part of y is attributed to none of them."
         return f"Not listed: {', '.join(named)}.{more}" if named else ""

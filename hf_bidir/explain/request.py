@@ -47,8 +47,8 @@ class Request:
             which a space separates from it, or of at most `new_tokens` greedily generated tokens.
         details: also compute the coefficients of one head, by default that of the last layer which adds most to the
             query that the output is read from; the contribution of each layer and head; rollout and flow.
-        verdict: also predict without the tokens that support the prediction most, and score by a second method; by
-            default for the single input of `explain`.
+        verdict: also predict without the strongest words or patches, and score by a second method; by default for the
+            single input of `explain`.
         budget: the forward passes per text up to which the default method is the best one, and not a cheap one; by
             default 0 in `explain_each`.
         batch_size: texts that run together, where one method explains all of them without details and verdict.

@@ -38,7 +38,7 @@ class Result:
         method: a name of `METHODS`.
         model: folder or name of the model; empty for one that was made in memory.
         version, day: the version of hf_bidir, and the day.
-        verdict: the prediction without the tokens that support it most, and whether a second method agrees.
+        verdict: the prediction without the strongest words or patches, and whether a second method agrees.
         notes: what limits the scores, a sentence each.
     """
 
@@ -128,7 +128,7 @@ class Explanation(Prediction, Result):
         return f"{self.definition} {caption}: {method.how_to_read}{sums}.".lstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the inputs, as numbers, strings and lists that json can write."""
+        """The prediction, the scores, the verdict and the notes, as numbers, strings and lists that json can write."""
         named = [field.name for field in fields(Prediction)]
         named += ["method", "layer", "head", "unit", "tokens", "notes"]
         numbers = {name: getattr(self, name) for name in named}

@@ -1,4 +1,4 @@
-"""Whether to believe an explanation: the prediction without what supports it most, and a second method."""
+"""Whether to believe an explanation: the prediction without the strongest words, and a second method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ RANKED = 6  # words from which on their ranks are compared
 
 @dataclass(frozen=True)
 class Verdict:
-    """Two checks: most of y goes with the strongest words of its sign, and a second method scores the words alike.
+    """Two checks: a quarter of y goes with the strongest words of its sign, and a second method scores the words alike.
 
     Attributes:
         before: the prediction that is explained.
@@ -36,7 +36,8 @@ class Verdict:
             oppose it where it is negative.
         after: the prediction without them, with y of the same class; None where nothing was removed.
         patches: of the image; 0 for a text.
-        method: the second method, or where none applies.
+        method: the second method; empty where none applies.
+        missing: where none applies, as the end of a sentence.
         correlation: Spearman's rank correlation of the two methods' scores, without those of special tokens; of fewer
             than `RANKED` words the cosine of the scores. Of magnitudes, where the first method has no signs. None
             without a second method.
@@ -50,6 +51,7 @@ class Verdict:
     after: Prediction | None = None
     patches: int = 0
     method: str = ""
+    missing: str = ""
     correlation: float | None = None
     ranked: bool = True
     differing: Sequence[str] = ()
@@ -113,7 +115,7 @@ class Verdict:
 
     def _comparison(self) -> str:
         if self.correlation is None:
-            return f"No second method applies {self.method}."
+            return f"No second method applies {self.missing}."
         agrees = "agrees" if self.agrees else "disagrees"
         measure = "rank correlation" if self.ranked else "cosine"
         other = f" It gives {_named(self.differing)} the other sign." if self.differing else ""
@@ -178,23 +180,23 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, 
     erases = request.method not in ("erasure", "deletion") and len(names) <= AFFORDABLE
     second = replace(request, method="erasure" if erases else "contributions")
     words, ranked = example.words, len(example.words) >= RANKED
-    missing = {
+    reasons = {
         "for a single layer or head": request.is_part,
         f"for more than {LONGEST} tokens": len(example.token_of_piece) > LONGEST,
-        f"for more than {AFFORDABLE} words": second.method == request.method,
+        f"for more than {AFFORDABLE} words or patches": second.method == request.method,
         "where scores have no signs and few words are ranked": not (has_signs or ranked),
     }
-    for reason in compress(missing, missing.values()):
-        return {"method": reason}
+    for reason in compress(reasons, reasons.values()):
+        return {"missing": reason}
     try:
         (row,) = second.entry.scores(cache, second)
     except ValueError:
-        return {"method": "for layers that do not attend over the same tokens"}
+        return {"missing": "for layers that do not attend over the same tokens"}
     pair = torch.stack([explanation.scores, example.by_token(row.cpu())])[:, words]
     if not has_signs:
         pair = pair.abs()
     if not pair.diff().any(1).all():
-        return {"method": "where all words have the same score"}
+        return {"missing": "where all words have the same score"}
     large = (pair.abs() >= MATTERS * pair.abs().amax(1, keepdim=True)).all(0)
     return {
         "method": str(second.method),

@@ -51,7 +51,7 @@ class DistillationTrainer(SignedTrainer):
             student without negative coefficients has to be that much further from the teacher than with them.
 
     Raises:
-        InputError: `keep_signs` where layers run outside the penalties; in training, `match="logits"` for a model that
+        InputError: `keep_signs` with several GPUs in one process; in training, `match="logits"` for a model that
             predicts nothing.
     """
 

@@ -5,7 +5,7 @@ import torch
 
 from hf_bidir.explain.listing import Listing
 
-OUTWEIGHS = " This outweighs every listed token; that part of y is attributed to none of them."
+OUTWEIGHS = " [SEP] outweighs every listed token; its part of y is attributed to none of them."
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""The verdict of an explanation: the prediction without what supports it most, and a second method."""
+"""The verdict of an explanation: the prediction without the strongest words, and a second method."""
 
 import re
 
 import pytest
 import torch
+from scipy.spatial.distance import cosine
 from scipy.stats import spearmanr
 from transformers import ViTImageProcessor
 
@@ -64,23 +65,32 @@ def test_a_tenth_of_the_patches_is_painted_in_the_mean_colour():
 @pytest.mark.parametrize(
     ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "erasure")]
 )
-@pytest.mark.parametrize("text", [TEXT, "a good film"])
-def test_a_second_method_is_compared_by_ranks_or_of_few_words_by_the_cosine_and_by_signs(method, second, text):
-    model = bert(**NAMES)
-    found, other = (explain(model, tokenizer(), text, name, target=1) for name in (method, second))
-    first, scores = found.scores[1:-1], other.scores[1:-1]
-    if method == "rollout" and text != TEXT:
-        assert found.verdict.correlation is None
-        return
+def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
+    found, first, scores = compared(TEXT, method, second)
     ranked = scores.abs() if method == "rollout" else scores
-    expected = (
-        spearmanr(first, ranked).statistic if text == TEXT else torch.dot(first, scores) / first.norm() / scores.norm()
-    )
     assert found.verdict.method == second
-    assert found.verdict.correlation == pytest.approx(float(expected))
+    assert found.verdict.correlation == pytest.approx(spearmanr(first, ranked).statistic)
     shares = first / first.abs().max(), scores / scores.abs().max()
     differ = (torch.minimum(*map(torch.abs, shares)) >= 0.1) & (first * scores < 0)
     assert len(found.verdict.differing) == (0 if method == "rollout" else differ.sum())
+
+
+@pytest.mark.parametrize(("method", "second"), [("erasure", "contributions"), ("contributions", "erasure")])
+def test_a_second_method_is_compared_by_the_cosine_of_few_words(method, second):
+    found, first, scores = compared("a good film", method, second)
+    assert found.verdict.correlation == pytest.approx(1 - cosine(first, scores), abs=1e-6)
+
+
+def test_scores_of_few_words_without_signs_are_compared_with_no_other_method():
+    verdict = explain(bert(**NAMES), tokenizer(), "a good film", "rollout").verdict
+    assert (verdict.method, verdict.correlation) == ("", None)
+    assert verdict.sentence.endswith("No second method applies where scores have no signs and few words are ranked.")
+
+
+def compared(text, method, second):
+    """The explanation by a method, its scores of the words, and those by a second method."""
+    found, other = (explain(bert(**NAMES), tokenizer(), text, name, target=1) for name in (method, second))
+    return found, found.scores[1:-1], other.scores[1:-1]
 
 
 def test_of_a_target_against_the_prediction_the_words_that_oppose_it_are_removed():
@@ -109,10 +119,11 @@ def test_one_input_has_a_verdict_and_of_several_those_that_were_asked_for():
     ]
 
 
-def test_a_word_alone_has_no_verdict_and_a_note_says_so():
-    found = explain(bert(**NAMES), tokenizer(), "good")
+@pytest.mark.parametrize(("text", "segments"), [("good", None), ("a good film", "sentences")])
+def test_a_word_or_segment_alone_has_no_verdict_and_a_note_says_so(text, segments):
+    found = explain(bert(**NAMES), tokenizer(), text, segments=segments)
     assert found.verdict is None
-    assert "One word has no verdict." in found.notes
+    assert "A single word, segment or patch has no verdict." in found.notes
 
 
 POSITIVE = Prediction("", 1.93, "positive", 0.974, shares="positive, 97.4 %")
@@ -125,7 +136,7 @@ AGREED = {"method": "m", "correlation": 0.75}
     ("verdict", "sentence"),
     [
         (
-            Verdict(POSITIVE, ["not", "bad"], NEGATIVE, method="here"),
+            Verdict(POSITIVE, ["not", "bad"], NEGATIVE, missing="here"),
             'partly. Without "not" and "bad" y falls from +1.9 (positive, 97.4 %) to −1.3 (positive, 18.8 %; '
             "predicted: negative, 81.2 %). No second method applies here.",
         ),

@@ -86,6 +86,7 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(monkeyp
     checkpoints.train("sst2-minilm-tanhmax", PAIRS["sst2-minilm"], 1, OPTIONS)
     assert trained == [("sst2-minilm-softmax", 1)]
     assert recipes[0]["model_name_or_path"] == checkpoints.run_folder("sst2-minilm-softmax", 1)
+    assert recipes[0]["keep_signs"]  # as its card says
 
 
 def test_a_pair_starts_from_the_folder_of_its_own_pretrained_model(monkeypatch):
