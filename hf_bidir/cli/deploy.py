@@ -36,7 +36,7 @@ def export(
         from hf_bidir.deploy.graph import export_checkpoint
 
         difference = export_checkpoint(checkpoint, output_dir, format=format, tolerance=tolerance, overwrite=overwrite)
-    typer.echo(f"Largest difference from the model's outputs: {difference:.1e} of the largest output")
+    typer.echo(f"Largest difference from the model's outputs: {difference:.1e}")
     typer.echo(f"Saved to {output_dir}")
 
 

@@ -82,7 +82,7 @@ def scored(
 
 
 def sum_note(request: Request, value: float, scores: Tensor) -> str:
-    """One sentence where scores `[tokens]` for or against y sum to the other sign than y, else ""."""
+    """One sentence where scores `[tokens]` for or against y sum to another sign than y, else ""."""
     total = scores.sum().item()
     if request.is_part or not request.entry.explains_output or total * value >= 0:
         return ""
