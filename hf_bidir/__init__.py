@@ -4,7 +4,9 @@ Submodules are imported on first use, so `import hf_bidir` is fast. `hf_bidir.Bi
 that uses the attention interface is that class with signed attention, created on first access.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 
 from hf_bidir.checkpoints import auto_classes
 from hf_bidir.common.errors import did_you_mean
@@ -41,7 +43,8 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS, "__version__"])
+    common = re.findall(r"class (Bidir\w+)", Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    return sorted({*__all__, *common, *_ROOMS, "__version__"})
 
 
 auto_classes.register()

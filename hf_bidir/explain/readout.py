@@ -201,8 +201,9 @@ def _of_class(
     """The prediction from the logits `[classes]` of an example."""
     assert readout.targets is not None
     target, foil = int(readout.targets[index]), None
-    if len(logits) == 1:
-        return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, target=target)
+    if len(logits) == 1 or model.config.problem_type == "regression":
+        which = f" of {model.config.id2label[target]}" if len(logits) > 1 else ""
+        return Prediction(f"Prediction{which}, and explained: y = {signed(value)}.", value, target=target)
     names_tokens = kind_of(model).names_tokens
     several = model.config.problem_type == "multi_label_classification"
     probabilities = (logits.float().sigmoid() if several else logits.float().softmax(-1)).tolist()

@@ -171,6 +171,9 @@ def test_what_is_explained_of_a_model_without_probabilities():
     assert "BidirBertModel has no head. Explained: y, the hidden state of token 0" in headless.explained
     regression = explain(bert(num_labels=1), tokenizer(), TEXTS[0]).explained
     assert regression.startswith("Prediction, and explained: y = ")
+    outputs = explain(bert(**NAMES, problem_type="regression"), tokenizer(), TEXTS[0], target=1)
+    assert outputs.explained.startswith("Prediction of positive, and explained: y = ")
+    assert outputs.probability is None
     several = bert(**NAMES, problem_type="multi_label_classification")
     logits = several(**inputs).logits[0]
     found = explain(several, tokenizer(), TEXTS[0])

@@ -75,6 +75,7 @@ def stubbed():
 
 def test_the_type_stub_declares_the_public_names_and_common_classes_which_extend_what_it_says():
     assert set(hf_bidir.__all__) == {name for name, bases in stubbed().items() if not bases}
+    assert stubbed().keys() <= set(dir(hf_bidir))
     assert (PACKAGE / "py.typed").is_file()
     for name, bases in stubbed().items():
         made = getattr(hf_bidir, name)
