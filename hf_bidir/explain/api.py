@@ -19,11 +19,11 @@ from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
-from hf_bidir.explain.methods import scored, sink_note, sum_note
+from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.readout import predictions, readout_of
 from hf_bidir.explain.request import Request, methods_of
 from hf_bidir.explain.result import Explanation, Explanations
-from hf_bidir.explain.verdict import baseline_note, verdict_of
+from hf_bidir.explain.verdict import OPPOSITE, baseline_note, verdict_of
 
 ONE = str | Path | Image.Image
 RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, for at most so many tokens
@@ -181,11 +181,7 @@ def _explanations(
         judged = request.verdict and len(example.words) > 1
         if request.verdict:
             notes.append(baseline_note(cache, request, processor))
-        if not judged:  # a verdict says both
-            notes += [
-                "A single word, segment or patch has no verdict." * bool(request.verdict),
-                sum_note(request, prediction.value, by_token),
-            ]
+            notes.append("" if judged else "A single word, segment or patch has no verdict.")
         more = _details(cache, example, request) if request.details else {}
         explanation = Explanation(
             **vars(prediction),
@@ -200,6 +196,8 @@ def _explanations(
         )
         if judged:
             explanation = replace(explanation, verdict=verdict_of(cache, request, processor, explanation))
+        elif explanation.is_opposite:
+            explanation.notes.append(OPPOSITE)
         yield explanation
 
 

@@ -71,13 +71,17 @@ class Listing:
         names = told_apart(self.tokens)
         return [(names[index], self.number(self.scores[index].item())) for index in self.order(special)[:count]]
 
+    @property
+    def outweighing(self) -> str:
+        """The special token whose score for or against y has a larger magnitude than that of any word, if there is."""
+        largest = int(self.scores.abs().argmax())
+        return self.tokens[largest] if self.has_signs and self.special[largest] else ""
+
     def left_out(self) -> str:
         """The scores of special tokens, or the sum of those of a chat template, and whether they outweigh the words."""
         if self.template:
             together = self.number((self.scores - self.shown).sum().item())
             return f"Not listed: {sum(self.special)} tokens of the chat template, {together} together."
         named = [f"{name} ({number})" for name, number in self.strongest(SPECIAL, special=True)]
-        largest, more = int(self.scores.abs().argmax()), ""
-        if self.has_signs and self.special[largest]:
-            more = f" {self.tokens[largest]} outweighs every listed token; its part of y is attributed to none of them."
-        return f"Not listed: {', '.join(named)}.{more}" if named else ""
+        more = f" {self.outweighing} outweighs every listed token; its part of y is attributed to none of them."
+        return f"Not listed: {', '.join(named)}.{more if self.outweighing else ''}" if named else ""

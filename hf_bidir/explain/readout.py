@@ -135,6 +135,7 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
 def _class_named(labels: Mapping[int, str], name: str, unknown: str) -> int:
     """The class with this name, or with this number."""
     indices = [index for index, label in labels.items() if label == name]
+    indices = indices or [index for index, label in labels.items() if label.casefold() == name.casefold()]
     if len(indices) > 1:
         both = " and ".join(map(str, indices))
         raise ValueError(f"class {name!r} is the name of {both}; choose one of them by its index.")
@@ -211,7 +212,7 @@ def _of_class(
 
     def name(label: int) -> str:
         """The name of a class, or a token of the vocabulary in quotation marks."""
-        return f'"{spelled(processor, [label])[0]}"' if names_tokens else model.config.id2label[label]
+        return f'"{spelled(processor, [label])[0].strip()}"' if names_tokens else model.config.id2label[label]
 
     def share(label: int) -> str:
         return f"{name(label)}, {percent(probabilities[label])}"
@@ -226,7 +227,8 @@ def _of_class(
     explained = f"{shares} (y = {signed(value)})."
     if predicted not in (target, foil):
         explained += f" Prediction: {share(predicted)}."
-        shares += f"; predicted: {share(predicted)}"
+        if len(logits) > 2:
+            shares += f"; predicted: {share(predicted)}"
     probability = probabilities[predicted]
     rival = 1 - probability if several else probabilities[second]
     if abs(probability - rival) < CLOSE and not names_tokens:

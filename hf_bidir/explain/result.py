@@ -120,6 +120,11 @@ class Explanation(Prediction, Result):
         return METHODS[self.method].explains_output and (self.layer, self.head) == (None, None)
 
     @property
+    def is_opposite(self) -> bool:
+        """Whether scores for or against y, without those of special tokens, sum to another sign than y."""
+        return self.is_whole and self.listing.shown.sum().item() * self.value < 0
+
+    @property
     def reading(self) -> str:
         """What y is, unless `explained` says it, and what the numbers are."""
         method = METHODS[self.method]

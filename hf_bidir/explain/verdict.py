@@ -1,6 +1,7 @@
 """Whether to believe an explanation: the prediction without the strongest words, and a second method."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -14,13 +15,17 @@ from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import signed, told_apart
 from hf_bidir.explain.methods.erasure import without
 from hf_bidir.explain.readout import Prediction, Readout, predictions, readout_of
-from hf_bidir.explain.request import AFFORDABLE, Request
+from hf_bidir.explain.request import AFFORDABLE, Request, methods_of
 from hf_bidir.explain.result import Explanation
 
 HEADLINES = ("do not rely on it", "partly", "holds")  # by the number of checks that are passed
 REMOVED_SHARE, REMOVED = 0.1, 3  # of the words or patches, and at least so many, but at most half of them
 NAMED = 3  # words in a sentence
 LONGEST = 1024  # tokens up to which a second method runs, which keeps coefficients of length x length
+OCCLUSIONS = ("erasure", "deletion")  # too close to each other for a second opinion
+SECOND = ("erasure", "attnlrp", "contributions")  # the first one that applies
+TOGETHER = 2  # how many times the sum of their scores the removed words have to move y together to stand in for others
+OPPOSITE = "The listed scores sum to another sign than y."
 MATTERS = 0.1  # share of its method's largest magnitude from which a score counts
 EXPLAINS, AGREES = 0.25, 0.5  # least share of y, least correlation: research/explanations/words.py measures both checks
 RANKED = 6  # words from which on their ranks are compared
@@ -43,7 +48,9 @@ class Verdict:
             without a second method.
         ranked: whether it is one of ranks.
         differing: the words to which both give at least a tenth of their largest magnitude, with different signs.
-        opposite: whether the scores sum to another sign than y.
+        alone: the sum of the scores of the removed words, where it has the unit of y.
+        limits: sentences on why the explanation holds partly at most: a sum of another sign than y, and a special token
+            that outweighs every word.
     """
 
     before: Prediction
@@ -55,7 +62,8 @@ class Verdict:
     correlation: float | None = None
     ranked: bool = True
     differing: Sequence[str] = ()
-    opposite: bool = False
+    alone: float | None = None
+    limits: Sequence[str] = ()
 
     @property
     def share(self) -> float:
@@ -71,14 +79,15 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """Whether a second method scores the words alike."""
-        return self.correlation is not None and self.correlation >= AGREES
+        """Whether a second method scores the words alike, and gives none of those that were removed the other sign."""
+        contradicts = set(self.removed) & set(self.differing)
+        return self.correlation is not None and round(self.correlation, 2) >= AGREES and not contradicts
 
     @property
     def headline(self) -> str:
         """One of `HEADLINES`, by the number of checks that are passed; none is where y hardly moves."""
         passed = 0 if self.hardly_moves else (self.share >= EXPLAINS) + self.agrees
-        return HEADLINES[min(passed, 1) if self.opposite else passed]
+        return HEADLINES[min(passed, 1) if self.limits else passed]
 
     @property
     def title(self) -> str:
@@ -90,9 +99,7 @@ class Verdict:
         reasons = [self._removal()]
         if not self.hardly_moves:
             reasons.append(self._comparison())
-        if self.opposite:
-            reasons.append("The scores sum to another sign than y.")
-        return " ".join(reasons)
+        return " ".join([*reasons, *self.limits])
 
     @property
     def sentence(self) -> str:
@@ -111,7 +118,10 @@ class Verdict:
         else:
             moves = "falls" if self.after.value < self.before.value else "rises"
             moves += "" if self.share >= EXPLAINS else " only" if self.share > 0 else ", away from 0,"
-        return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}."
+        change, together = self.before.value - self.after.value, ""
+        if self.alone is not None and abs(change) > TOGETHER * abs(self.alone):
+            together = f" Their scores, each alone, sum to {signed(self.alone)}: they stand in for each other."
+        return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}.{together}"
 
     def _comparison(self) -> str:
         if self.correlation is None:
@@ -154,8 +164,12 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
         with in_evaluation(model):
             (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
     agreement = _agreement(cache, request, explanation, names)
-    opposite = explanation.is_whole and explanation.scores.sum().item() * before.value < 0
-    return Verdict(before, [names[index] for index in removed], after, patches, opposite=opposite, **agreement)
+    alone = explanation.scores[removed].sum().item() if removed and request.method in OCCLUSIONS else None
+    limits = [OPPOSITE] if explanation.is_opposite else []
+    if explanation.is_whole and (special := explanation.listing.outweighing):
+        limits.append(f"{special} outweighs every word or patch.")
+    found = [names[index] for index in removed]
+    return Verdict(before, found, after, patches, alone=alone, limits=limits, **agreement)
 
 
 def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
@@ -177,33 +191,40 @@ def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
 def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, names: list[str]) -> dict[str, Any]:
     """The fields of the verdict on a second method."""
     example, has_signs = explanation.example, request.entry.explains_output
-    erases = request.method not in ("erasure", "deletion") and len(names) <= AFFORDABLE
-    second = replace(request, method="erasure" if erases else "contributions")
     words, ranked = example.words, len(example.words) >= RANKED
-    reasons = {
-        "for a single layer or head": request.is_part,
-        f"for more than {LONGEST} tokens": len(example.token_of_piece) > LONGEST,
-        f"for more than {AFFORDABLE} words or patches": second.method == request.method,
-        "where scores have no signs and few words are ranked": not (has_signs or ranked),
-    }
-    for reason in compress(reasons, reasons.values()):
-        return {"missing": reason}
-    try:
-        (row,) = second.entry.scores(cache, second)
-    except ValueError:
-        return {"missing": "for layers that do not attend over the same tokens"}
-    pair = torch.stack([explanation.scores, example.by_token(row.cpu())])[:, words]
+    if request.is_part:
+        return {"missing": "for a single layer or head"}
+    if len(example.token_of_piece) > LONGEST:
+        return {"missing": f"for more than {LONGEST} tokens"}
+    if not (has_signs or ranked):
+        return {"missing": "where scores have no signs and few words are ranked"}
+    second, row = _second_scores(cache, request)
+    if row is None:
+        return {"missing": f"for more than {AFFORDABLE} words or patches"}
+    pair = torch.stack([explanation.scores, example.by_token(row)])[:, words]
     if not has_signs:
         pair = pair.abs()
     if not pair.diff().any(1).all():
         return {"missing": "where all words have the same score"}
     large = (pair.abs() >= MATTERS * pair.abs().amax(1, keepdim=True)).all(0)
     return {
-        "method": str(second.method),
+        "method": second,
         "correlation": (torch.corrcoef(_ranks(pair))[0, 1] if ranked else cosine_similarity(*pair, dim=0)).item(),
         "ranked": ranked,
         "differing": [names[index] for index in compress(words, large & (pair.prod(0) < 0))],
     }
+
+
+def _second_scores(cache: ForwardCache, request: Request) -> tuple[str, Tensor | None]:
+    """The first other method that applies, and its scores `[length]`."""
+    for name in SECOND:
+        repeats = name == request.method or {name, request.method} <= set(OCCLUSIONS)
+        costs = name == "erasure" and cache.passes > AFFORDABLE
+        if not repeats and not costs and name in methods_of(cache.model):
+            second = replace(request, method=name)
+            with suppress(ValueError):  # an operation without a rule, or layers that do not attend over the same tokens
+                return name, second.entry.scores(cache, second)[0].cpu()
+    return "", None
 
 
 def _ranks(scores: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(model, tm
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert 'y is the logit of " bad" minus the mean of all tokens' in run("--target", "bad")
+    assert 'y is the logit of "bad" minus the mean of all tokens' in run("--target", "bad")
     generated = run("--new-tokens", 3, "--method", "attnlrp")
     assert "AttnLRP: relevance for y, propagated backwards, summed over the continuation; y is" in generated
     assert "There is no verdict: " in generated
@@ -158,7 +158,7 @@ def test_a_contrast_of_two_words_explains_the_difference_of_their_logits(model):
     good, bad = (explain(model, TOKENIZER, PROMPT, target=word) for word in ("good", "bad"))
     torch.testing.assert_close(found.scores, good.scores - bad.scores, atol=1e-5, rtol=1e-3)
     assert (found.target, found.instead_of) == (good.target, bad.target)
-    assert 'the logit of " good" minus that of " bad"' in found.reading
+    assert 'the logit of "good" minus that of "bad"' in found.reading
 
 
 def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):

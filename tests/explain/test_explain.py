@@ -160,7 +160,7 @@ def test_scores_with_signs_have_their_sum_and_the_others_no_sign(method, sums, s
     assert bool(re.search(r"^ *[+−]", found.summary(), re.MULTILINE)) == signs
     assert "sum to" not in explained(TEXTS[0], "contributions", layer=1).reading
     opposite = any("another sign than y" in note for note in explained(TEXTS[0], method, verdict=False).notes)
-    assert opposite == (signs and found.scores.sum().item() * found.value < 0)
+    assert opposite == (signs and found.listing.shown.sum().item() * found.value < 0)
 
 
 def test_what_is_explained_of_a_model_without_probabilities():

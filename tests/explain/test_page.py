@@ -50,10 +50,18 @@ def test_words_carry_their_numbers_signed_only_if_some_are_negative(tmp_path):
     assert numbers({"a": 0.1, "b": 0.25}) == [("a", "0.1"), ("b", "0.25")]
 
 
-@pytest.mark.parametrize(("layer", "after", "pale"), [(None, 0.99, True), (None, 0.5, False), (0, 0.99, False)])
-def test_scores_of_the_whole_model_have_hardly_any_colour_where_y_hardly_moves(layer, after, pale):
+@pytest.mark.parametrize(
+    ("method", "layer", "after", "pale"),
+    [
+        ("erasure", None, 0.5, True),
+        ("contributions", None, 0.99, True),
+        ("contributions", None, 0.5, False),
+        ("contributions", 0, 0.99, False),
+    ],
+)
+def test_small_changes_and_scores_where_y_hardly_moves_have_hardly_any_colour(method, layer, after, pale):
     verdict = Verdict(Prediction("", 1.0, "good", 0.7), ["for"], Prediction("", after, "good", 0.7))
-    page = explanation_of({"for": 1e-4, "against": -1e-4}, verdict=verdict, layer=layer).page()
+    page = explanation_of({"for": 1e-4, "against": -1e-4}, verdict=verdict, layer=layer, method=method).page()
     colors = re.findall(r"<b style=\"background: #(\w{6})", page)
     assert [min(bytes.fromhex(color)) > 240 for color in colors] == [pale, pale]
 

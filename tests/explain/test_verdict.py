@@ -1,6 +1,6 @@
 """The verdict of an explanation: the prediction without the strongest words, and a second method."""
 
-import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ from scipy.stats import spearmanr
 from transformers import ViTImageProcessor
 
 from hf_bidir import BidirBertModel
-from hf_bidir.explain import explain, explain_each
+from hf_bidir.explain import ForwardCache, Request, explain, explain_each
 from hf_bidir.explain.inputs.text import signed
 from hf_bidir.explain.readout import Prediction
-from hf_bidir.explain.verdict import Verdict
+from hf_bidir.explain.verdict import Verdict, verdict_of
 from tests.explain.conftest import NAMES, SHAPE, bert, family, picture, pooling, tokenizer, vit
 
 TEXT = "a good bad film ! good a film"
@@ -63,7 +63,7 @@ def test_a_tenth_of_the_patches_is_painted_in_the_mean_colour():
 
 
 @pytest.mark.parametrize(
-    ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "erasure")]
+    ("method", "second"), [("erasure", "attnlrp"), ("contributions", "erasure"), ("rollout", "erasure")]
 )
 def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
     found, first, scores = compared(TEXT, method, second)
@@ -75,7 +75,7 @@ def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
     assert len(found.verdict.differing) == (0 if method == "rollout" else differ.sum())
 
 
-@pytest.mark.parametrize(("method", "second"), [("erasure", "contributions"), ("contributions", "erasure")])
+@pytest.mark.parametrize(("method", "second"), [("deletion", "attnlrp"), ("contributions", "erasure")])
 def test_a_second_method_is_compared_by_the_cosine_of_few_words(method, second):
     found, first, scores = compared("a good film", method, second)
     assert found.verdict.correlation == pytest.approx(1 - cosine(first, scores), abs=1e-6)
@@ -102,6 +102,24 @@ def test_of_a_target_against_the_prediction_the_words_that_oppose_it_are_removed
     assert against.verdict.removed == supported.verdict.removed
     assert against.verdict.share == pytest.approx(supported.verdict.share, abs=1e-5)
     assert against.verdict.headline == supported.verdict.headline
+
+
+def test_a_second_method_with_a_correlation_that_is_printed_as_its_threshold_agrees():
+    assert Verdict(POSITIVE, method="m", correlation=0.496).agrees
+    assert not Verdict(POSITIVE, method="m", correlation=0.494).agrees
+
+
+@pytest.mark.parametrize("scale", [0.1, -0.1])
+def test_a_special_token_that_outweighs_the_words_and_their_opposite_sum_leave_no_more_than_partly(scale):
+    model = bert(**NAMES)
+    found = explain(model, tokenizer(), TEXT, "erasure", target=1, instead_of=0, verdict=False)
+    scores = torch.full_like(found.scores, scale * found.value)
+    scores[0] = 2 * found.value
+    cache = ForwardCache(model, found.example.inputs, found.example.token_of_piece[None])
+    verdict = verdict_of(cache, Request("erasure", 1, 0), tokenizer(), replace(found, scores=scores))
+    assert ("The listed scores sum to another sign than y." in verdict.limits) == (scale < 0)
+    assert "[CLS] outweighs every word or patch." in verdict.limits
+    assert verdict.headline != "holds"
 
 
 def test_a_single_layer_is_compared_with_no_other_method():
@@ -146,14 +164,19 @@ AGREED = {"method": "m", "correlation": 0.75}
             "method, m, agrees: rank correlation 0.75.",
         ),
         (
-            Verdict(POSITIVE, ["bad"], LESS, **AGREED, opposite=True),
+            Verdict(POSITIVE, ["bad"], LESS, **AGREED, limits=["The scores sum to another sign than y."]),
             'partly. Without "bad" y falls from +1.9 (positive, 97.4 %) to +0.02 (positive, 50.5 %). A second '
             "method, m, agrees: rank correlation 0.75. The scores sum to another sign than y.",
         ),
         (
             Verdict(Prediction("", -2.0), ["a"], Prediction("", -0.1), **AGREED, differing=list("abcde")),
-            'holds. Without "a" y rises from −2 to −0.1. A second method, m, agrees: rank correlation 0.75. It '
+            'partly. Without "a" y rises from −2 to −0.1. A second method, m, disagrees: rank correlation 0.75. It '
             'gives "a", "b", "c" and 2 more the other sign.',
+        ),
+        (
+            Verdict(Prediction("", 2.0), ["x"], Prediction("", 0.1), **AGREED, differing=["a"], alone=0.04),
+            'holds. Without "x" y falls from +2 to +0.1. Their scores, each alone, sum to +0.04: they stand in for each'
+            ' other. A second method, m, agrees: rank correlation 0.75. It gives "a" the other sign.',
         ),
         (
             Verdict(Prediction("", -2.0), ["a"], Prediction("", -2.2), **AGREED, ranked=False),
@@ -191,8 +214,8 @@ def test_the_prediction_for_the_baseline_is_a_note(images):
     name = model.main_input_name
     with torch.no_grad():
         logits = model(**found.example.inputs | {name: torch.zeros_like(found.example.inputs[name])}).logits[0]
-    predicted, y = model.config.id2label[int(logits.argmax())], signed(logits[found.target].item())
-    assert re.search(rf"^The baseline has y {re.escape(y)} \(.*\b{predicted}, ", found.notes[-1])
+    explained, y = model.config.id2label[found.target], signed(logits[found.target].item())
+    assert f"The baseline has y {y} ({explained}, " in found.notes[-1]
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "integrated-gradients"])

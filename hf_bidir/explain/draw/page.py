@@ -126,10 +126,10 @@ def _section(
 def scale_of(result: Any, scores: Tensor) -> Scale:
     """The colour scale of the scores of an `Explanation`.
 
-    Where y hardly moves it does not end below a change that counts, so that the colours of the whole model are pale.
+    Of changes of y, and where y hardly moves, it does not end below a change that counts: smaller ones are pale.
     """
-    is_pale = result.is_whole and result.verdict and result.verdict.hardly_moves
-    return Scale.of(scores, result.least if is_pale else 0)
+    changes = result.unit == METHODS["erasure"].unit or (result.verdict and result.verdict.hardly_moves)
+    return Scale.of(scores, result.least if result.is_whole and changes else 0)
 
 
 def _heads(result: Any) -> Section:

@@ -198,8 +198,8 @@ def signed(value: float, plus: bool = True) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a probability with three significant digits."""
-    return f"{100 * share:.3g} %"
+    """Format a probability with three significant digits, and at most two decimal places below 1 %."""
+    return f"{100 * share:.3g} %" if share >= 1e-4 else "below 0.01 %"
 
 
 def shortened(token: str, length: int = 40) -> str:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.signing import as_signed
 from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import Example, signed
+from hf_bidir.explain.inputs.text import Example
 from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
 from hf_bidir.explain.request import AFFORDABLE, Request, Target, check_position
 
@@ -79,14 +79,6 @@ def scored(
         note = f"The default method, {resolved.method}, does not apply: {error}"
     resolved = replace(resolved, method=LAYER_DEFAULT)
     return score(cache, resolved), resolved, note
-
-
-def sum_note(request: Request, value: float, scores: Tensor) -> str:
-    """One sentence where scores `[tokens]` for or against y sum to another sign than y, else ""."""
-    total = scores.sum().item()
-    if request.is_part or not request.entry.explains_output or total * value >= 0:
-        return ""
-    return f"The scores sum to {signed(total)}, which has another sign than y."
 
 
 def sink_note(request: Request, example: Example, scores: Tensor) -> str:

@@ -18,7 +18,7 @@ from hf_bidir.explain.inputs.image import leading_tokens, patch_grid, patch_size
 from hf_bidir.explain.readout import Readout, readout_of
 from hf_bidir.explain.request import Request
 
-CHUNK = 64  # erasures in a forward pass
+CHUNK, TOKENS = 64, 4096  # erasures in a forward pass, and their tokens
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def erasure(cache: ForwardCache, request: Request, *, rescale: bool = True, chun
         rescale: whether each query's other coefficients are rescaled to the sum of magnitudes that all had before: with
             softmax the token is then masked. Without it, as in the TanhMax paper, the effect in a model with one
             attention layer and a linear output is the contribution `a_i ∂y/∂a_i`.
-        chunk_size: erasures in a forward pass.
+        chunk_size: erasures in a forward pass, fewer of long texts.
 
     Returns:
         `[batch or targets, length]`, the effect of a word at its first token; for images one entry per token,
@@ -121,7 +121,8 @@ def _erasures(cache: ForwardCache, size: int) -> Iterator[tuple[Tensor, Tensor, 
         units = torch.arange(cache.length).expand_as(keep)
     units = units.to(keep.device)
     begins = nn.functional.pad(units.diff(), (1, 0), value=1) != 0
-    chunks = (keep & begins).nonzero().split(1 if takes_one_row(cache.model) else size)
+    size = 1 if takes_one_row(cache.model) else max(1, min(size, TOKENS // cache.length))
+    chunks = (keep & begins).nonzero().split(size)
     for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1):
         examples, tokens = chunk.unbind(1)
         yield examples, tokens, units[examples] != units[examples, tokens].unsqueeze(1)
