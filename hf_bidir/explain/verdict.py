@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import signed, told_apart
@@ -23,7 +24,6 @@ REMOVED_SHARE, REMOVED = 0.1, 3  # of the words or patches, and at least so many
 NAMED = 3  # words in a sentence
 LONGEST = 1024  # tokens up to which a second method runs, which keeps coefficients of length x length
 OCCLUSIONS = ("erasure", "deletion")  # too close to each other for a second opinion
-SECOND = ("erasure", "attnlrp", "contributions")  # the first one that applies
 TOGETHER = 2  # how many times the sum of their scores the removed words have to move y together to stand in for others
 OPPOSITE = "The listed scores sum to another sign than y."
 MATTERS = 0.1  # share of its method's largest magnitude from which a score counts
@@ -198,7 +198,7 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, 
         return {"missing": f"for more than {LONGEST} tokens"}
     if not (has_signs or ranked):
         return {"missing": "where scores have no signs and few words are ranked"}
-    second, row = _second_scores(cache, request)
+    second, row = _second_scores(cache, request, ranked)
     if row is None:
         return {"missing": f"for more than {AFFORDABLE} words or patches"}
     pair = torch.stack([explanation.scores, example.by_token(row)])[:, words]
@@ -215,9 +215,12 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, 
     }
 
 
-def _second_scores(cache: ForwardCache, request: Request) -> tuple[str, Tensor | None]:
+def _second_scores(cache: ForwardCache, request: Request, ranked: bool) -> tuple[str, Tensor | None]:
     """The first other method that applies, and its scores `[length]`."""
-    for name in SECOND:
+    seconds = ["contributions", "attnlrp"]
+    if not ranked or kind_of(cache.model).names_tokens:  # there contributions often have the other sign
+        seconds.reverse()
+    for name in ("erasure", *seconds):
         repeats = name == request.method or {name, request.method} <= set(OCCLUSIONS)
         costs = name == "erasure" and cache.passes > AFFORDABLE
         if not repeats and not costs and name in methods_of(cache.model):

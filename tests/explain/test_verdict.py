@@ -63,7 +63,7 @@ def test_a_tenth_of_the_patches_is_painted_in_the_mean_colour():
 
 
 @pytest.mark.parametrize(
-    ("method", "second"), [("erasure", "attnlrp"), ("contributions", "erasure"), ("rollout", "erasure")]
+    ("method", "second"), [("erasure", "contributions"), ("contributions", "erasure"), ("rollout", "erasure")]
 )
 def test_a_second_method_is_compared_by_ranks_and_signs(method, second):
     found, first, scores = compared(TEXT, method, second)
