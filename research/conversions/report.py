@@ -15,10 +15,10 @@ def overview(runs: DataFrame) -> str:
     rows = []
     for task, data in TITLES.items():
         softmax = where(runs, task=task, variant=SOFTMAX)
-        if softmax.empty:
+        healed = runs[(runs["task"] == task) & ~runs["variant"].isin([SOFTMAX, ENCODER])]
+        if healed.empty:
             continue
         rows.append([data, SOFTMAX, "", *_numbers(softmax, softmax), "", ""])
-        healed = runs[(runs["task"] == task) & ~runs["variant"].isin([SOFTMAX, ENCODER])]
         for (texts, variant), measured in healed.groupby(["texts", "variant"]):
             what = VARIANTS[variant].what
             rows.append(

@@ -134,7 +134,7 @@ def test_a_decoder_is_explained_for_its_next_token_or_any_other_and_an_encoder_d
     assert offered["target"]["allow_custom_value"]
     assert offered["text"]["value"] == examples_of(decoders[0])[0]
     for shown in sides(decoders, "the film was", target="good"):
-        assert "the logit of &#34; good&#34;" in shown
+        assert "the logit of &#34;good&#34;" in shown
         assert re.findall(r"<b [^>]*>(.*?)</b>", shown.partition("<details>")[0]) == ["the", "film", "was"]
     for part in (stock_model("bart", vocab_size=len(tokenizer)), tokenizer):
         part.save_pretrained(tmp_path)
