@@ -86,9 +86,6 @@ class DistillationArguments(StepArguments):
     eval_steps: float | None = option(0.1, "Steps between evaluations; below 1: a share of all steps.")
     save_steps: float = option(0.1, "Steps between checkpoints; below 1: a share of all steps.")
     load_best_model_at_end: bool = option(True, "Load the best checkpoint at the end instead of the last one.")
-    early_stopping_patience: int = option(
-        3, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
-    )
 
 
 HEALING = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, DistillationArguments)
