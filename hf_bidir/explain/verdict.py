@@ -66,16 +66,19 @@ class Verdict:
     limits: Sequence[str] = ()
 
     @property
+    def change(self) -> float:
+        """How much y falls without the removed tokens; 0 where none was."""
+        return 0.0 if self.after is None else self.before.value - self.after.value
+
+    @property
     def share(self) -> float:
         """The share of y that goes with the removed tokens, above 1 where its sign changes; 0 where none was."""
-        if self.after is None or not self.before.value:
-            return 0.0
-        return 1 - self.after.value / self.before.value
+        return self.change / self.before.value if self.before.value else 0.0
 
     @property
     def hardly_moves(self) -> bool:
         """Whether the removal changes y by less than counts, so that there is nothing to explain."""
-        return self.after is not None and abs(self.before.value - self.after.value) < self.before.least
+        return self.after is not None and abs(self.change) < self.before.least
 
     @property
     def agrees(self) -> bool:
@@ -113,13 +116,15 @@ class Verdict:
         if self.patches:
             painted = f"{len(self.removed)} of {self.patches} patches painted in the mean colour"
             how = f"With {painted} ({_named(self.removed)})"
+        moves = "falls" if self.change > 0 else "rises"
+        together = ""
         if self.hardly_moves:
             moves = "hardly moves:"
-        else:
-            moves = "falls" if self.after.value < self.before.value else "rises"
-            moves += "" if self.share >= EXPLAINS else " only" if self.share > 0 else ", away from 0,"
-        change, together = self.before.value - self.after.value, ""
-        if self.alone is not None and abs(change) > TOGETHER * abs(self.alone):
+        elif self.share <= 0:
+            moves += ", away from 0,"
+        elif self.share < EXPLAINS:
+            moves += " only"
+        elif self.alone is not None and abs(self.change) > TOGETHER * abs(self.alone):
             together = f" Their scores, each alone, sum to {signed(self.alone)}: they stand in for each other."
         return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}.{together}"
 
@@ -168,8 +173,8 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
     limits = [OPPOSITE] if explanation.is_opposite else []
     if explanation.is_whole and (special := explanation.listing.outweighing):
         limits.append(f"{special} outweighs every word or patch.")
-    found = [names[index] for index in removed]
-    return Verdict(before, found, after, patches, alone=alone, limits=limits, **agreement)
+    removed_names = [names[index] for index in removed]
+    return Verdict(before, removed_names, after, patches, alone=alone, limits=limits, **agreement)
 
 
 def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
@@ -218,7 +223,7 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, 
 def _second_scores(cache: ForwardCache, request: Request, ranked: bool) -> tuple[str, Tensor | None]:
     """The first other method that applies, and its scores `[length]`."""
     seconds = ["contributions", "attnlrp"]
-    if not ranked or kind_of(cache.model).names_tokens:  # there contributions often have the other sign
+    if not ranked or kind_of(cache.model).names_tokens:  # AttnLRP saturates less
         seconds.reverse()
     for name in ("erasure", *seconds):
         repeats = name == request.method or {name, request.method} <= set(OCCLUSIONS)

@@ -16,7 +16,7 @@ NUMBER = r"([-+\d.]+)"
 QUOTED = {  # by page: sentences with their numbers left out, and the numbers
     "README.md": {
         "predicts the same as its softmax original for {} % of the test sentences,": [f"{HEALED.agreement:.1f}"],
-        "with {} % accuracy where that has {} %.": [f"{HEALED.accuracy:.1f}", f"{SOFTMAX.accuracy:.1f}"],
+        "with {} % accuracy where that has {} %": [f"{HEALED.accuracy:.1f}", f"{SOFTMAX.accuracy:.1f}"],
         "{} % of its coefficients are negative": [f"{HEALED.negative_share:.0f}"],
     },
 }

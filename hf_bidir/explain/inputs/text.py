@@ -198,7 +198,7 @@ def signed(value: float, plus: bool = True) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a probability with three significant digits, and at most two decimal places below 1 %."""
+    """Format a probability with three significant digits, unless it is below 0.01 %."""
     return f"{100 * share:.3g} %" if share >= 1e-4 else "below 0.01 %"
 
 
