@@ -198,7 +198,12 @@ def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None
         files = {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
         recipe |= {"train_file": files["train_file"]} if heals else files
     recipe |= {"seed": seed, "output_dir": run_folder(name, seed)}
-    main(recipe | pair.options.get(name, {}))
+    main(on_device(recipe | pair.options.get(name, {})))
+
+
+def on_device(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with the option that mixed precision needs on a CPU."""
+    return recipe | {"use_cpu": not torch.cuda.is_available()} if recipe.get("bf16") else recipe
 
 
 def make_encoder(options: argparse.Namespace) -> None:
@@ -206,13 +211,12 @@ def make_encoder(options: argparse.Namespace) -> None:
     name = f"{ENCODER}-tanhmax"
     if not is_finished(RUNS / name):
         recipe = read_recipe(RECIPES / f"{ENCODER}-healed.yaml") | {"output_dir": RUNS / name, "bf16": True}
-        recipe["use_cpu"] = not torch.cuda.is_available()
         if options.minilm:
             recipe["model_name_or_path"] = options.minilm
         if options.data_dir:
             recipe["train_file"] = [options.data_dir / file for file in HEALING_TEXTS]
             recipe["validation_file"] = [options.data_dir / file for file in HELD_OUT_TEXTS]
-        distill.main(recipe)
+        distill.main(on_device(recipe))
     save_in_half_precision(RUNS / name)
     write_json(RUNS / name / RECORD, read_json(RUNS / name / RECORD) | {"command": command_for(ENCODER)})
     write_card(RUNS / name)
