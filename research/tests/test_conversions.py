@@ -11,7 +11,7 @@ from hf_bidir import convert_checkpoint
 from hf_bidir.cli.script import parse
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.hub.evaluate import evaluate_checkpoint
-from research.conversions import embeddings, run
+from research.conversions import embeddings, learning_rates, run
 from research.conversions.run import TASKS, VARIANTS, Variant
 from research.runs import TRAINING
 from tests.sentence_models import SENTENCES, sentence_model
@@ -81,3 +81,14 @@ def test_an_encoder_without_negative_coefficients_gives_other_embeddings(tmp_pat
             vectors[encoder] = embeddings.embedded(model, texts)
     assert vectors["healed"].keys() == {"news", "train", "test", "titles"}
     assert not torch.allclose(vectors["healed"]["news"], vectors["positive"]["news"], atol=1e-3)
+
+
+def test_further_seeds_of_a_learning_rate_study_have_the_rate_of_the_best_validation_accuracy(tmp_path, monkeypatch):
+    monkeypatch.setattr(learning_rates, "FILE", tmp_path / "learning_rates.csv")
+    best = {learning_rates.SOFTMAX: 5e-5, learning_rates.SIGNED: 5e-4}
+    rows = []
+    for trial in learning_rates.trials(["sst2"]):
+        found = 0.9 if trial["rate"] == best[trial["start"]] else 0.8
+        rows.append(trial | {"validation_accuracy": found, "test_accuracy": found - 0.1})
+        DataFrame(rows).to_csv(learning_rates.FILE)
+    assert {(row["start"], row["rate"]) for row in rows if row["seed"] > 0} == set(best.items())
