@@ -2,9 +2,10 @@
 
     python -m research.conversions.learning_rates --data-dir DATA --model MINILM
 
-MiniLM and model_cards/minilm-tanhmax are fine-tuned as `run` fine-tunes them, on four tasks, with every rate and seed 0;
-then with two more seeds at the rate of the best validation accuracy. A run becomes a row of results/learning_rates.csv,
-one that has a row is not repeated, and its model is not kept. `make tables` makes the tables.
+MiniLM and model_cards/minilm-tanhmax are fine-tuned as `run` fine-tunes them, on four tasks, with every rate and seed
+0; then with two more seeds at the rate of the best validation accuracy. A run becomes a row of
+results/learning_rates.csv, one that has a row is not repeated, and its model is not kept. `make tables` makes the
+tables.
 """
 
 import argparse
