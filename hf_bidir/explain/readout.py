@@ -157,6 +157,7 @@ class Prediction:
         definition: what y is, a sentence, unless `explained` says it.
         shares: the explained class or token, the one that it is contrasted with, and the predicted one if it is
             another, each with its probability.
+        target_name: the explained class or token as text.
     """
 
     explained: str
@@ -167,6 +168,7 @@ class Prediction:
     instead_of: int | None = None
     definition: str = ""
     shares: str = ""
+    target_name: str | None = None
 
     @property
     def least(self) -> float:
@@ -233,4 +235,6 @@ def _of_class(
     rival = 1 - probability if several else probabilities[second]
     if abs(probability - rival) < CLOSE and not names_tokens:
         explained += f" A close call{'' if several else f' with {name(second)}'}."
-    return Prediction(explained, value, name(predicted), probability, target, foil, f"{definition}.", shares)
+    return Prediction(
+        explained, value, name(predicted), probability, target, foil, f"{definition}.", shares, name(target)
+    )

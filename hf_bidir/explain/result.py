@@ -1,7 +1,8 @@
-"""The scores of one example or several: printed, drawn, as a page, and in a notebook."""
+"""The scores of one example or several: printed, drawn, as a page, in a notebook, and as JSON."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -75,6 +76,19 @@ class Result:
         """Write the page."""
         _drawing().write_page(path, self.page())
 
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it but the model inputs as JSON, also written to a path; the schema is in docs/explanations.md."""
+        from hf_bidir.explain.stored import written
+
+        text = written(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `to_json`: numbers, strings and lists by name."""
+        return json.loads(self.to_json())
+
     def __str__(self) -> str:
         return self.summary()
 
@@ -132,18 +146,19 @@ class Explanation(Prediction, Result):
         sums = f"; {method.sums}" if self.is_whole else ""
         return f"{self.definition} {caption}: {method.how_to_read}{sums}.".lstrip()
 
-    def to_dict(self) -> dict[str, Any]:
-        """The prediction, the scores, the verdict and the notes, as numbers, strings and lists that json can write."""
-        named = [field.name for field in fields(Prediction)]
-        named += ["method", "layer", "head", "unit", "tokens", "notes"]
-        numbers = {name: getattr(self, name) for name in named}
-        numbers["verdict"] = self.verdict and asdict(self.verdict) | {
-            "headline": self.verdict.headline,
-            "sentence": self.verdict.sentence,
-        }
-        numbers["special"] = self.example.special
-        numbers["scores"] = self.scores.tolist()
-        return numbers
+    @staticmethod
+    def from_json(source: str | Path | Mapping[str, Any]) -> "Explanation":
+        """The explanation that `to_json` wrote, which prints and draws the same, but of an image the patches alone.
+
+        Args:
+            source: the JSON, the path of its file, or its content as from `to_dict`.
+
+        Raises:
+            ValueError: something else, JSON of another schema, or that of generated text.
+        """
+        from hf_bidir.explain.stored import read
+
+        return read(source)
 
     def __repr__(self) -> str:
         return f"<Explanation by {self.method} of {visible(shortened(' '.join(self.tokens), 60))}>"

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,9 +117,12 @@ def _section(
     scale = scale or Scale.of(listing.shown)
     if (grid := result.example.grid) is not None:
         values = scores[result.example.words]
-        images = result.example.inputs["pixel_values"].expand(2, -1, -1, -1)
+        images, titles = result.example.inputs.get("pixel_values"), ["the image in grey", ""]
+        if images is None:
+            *_, right, bottom = result.example.places[-1]
+            images, titles = torch.full((1, 1, bottom, right), nan), ["The image is not stored.", ""]
         grids = torch.stack([torch.zeros_like(values), values]).view(2, *grid)
-        figure = image_heatmap(images, grids, titles=["the image in grey", ""], unit=unit, scale=scale)
+        figure = image_heatmap(images.expand(2, -1, -1, -1), grids, titles=titles, unit=unit, scale=scale)
     return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), [Line("", listing)], figure)
 
 

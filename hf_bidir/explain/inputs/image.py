@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import Example
+from hf_bidir.explain.inputs.text import Example, Place
 
 
 def read_image(
@@ -40,8 +40,12 @@ def read_image(
     tokens = [f"special token {number + 1}" for number in range(leading)]
     if tokens:
         tokens[0] = "class token"
+    places: list[Place] = [None] * leading
+    height, width = patch_size(model)
     for row, column in product(*map(range, grid)):
         tokens.append(f"patch in row {row}, column {column}")
+        left, top = column * width, row * height
+        places.append((left, top, left + width, top + height))
     return Example(
         inputs=inputs,
         tokens=tokens,
@@ -49,6 +53,7 @@ def read_image(
         token_of_piece=torch.arange(length),
         grid=grid,
         file=Path(file).name,
+        places=places,
     )
 
 

@@ -20,7 +20,8 @@ APOSTROPHE = re.compile(r"(?<=[^\W\d_]|[\u0300-\u036f])['’](?=[^\W\d_])")  # b
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
-Words = tuple[list[str], list[bool], list[int]]
+Place = tuple[int, ...] | None
+Words = tuple[list[str], list[bool], list[int], list[Place]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Example:
         template: whether special tokens are those of a chat template.
         grid: rows and columns of patches.
         file: name of the image file, if it is known.
+        text: as the model reads it, with a chat template or prompt; empty for images.
+        places: of each token, its first character in the text and the one after its last; of patches the left, top,
+            right and bottom edge in pixels of the image that the model reads; None for special tokens. Empty where a
+            tokenizer reports none.
     """
 
     inputs: dict[str, Tensor]
@@ -46,6 +51,8 @@ class Example:
     template: bool = False
     grid: tuple[int, int] | None = None
     file: str = ""
+    text: str = ""
+    places: Sequence[Place] = ()
 
     @property
     def words(self) -> list[int]:
@@ -105,8 +112,9 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         return_tensors="pt",
         **ends,
     )
+    places: list[Place] = []
     if tokenizer.is_fast:
-        tokens, special, token_of_piece = _words(tokenizer, text, encoding)
+        tokens, special, token_of_piece, places = _words(tokenizer, text, encoding)
     else:
         ids = encoding["input_ids"][0].tolist()
         tokens = spelled(tokenizer, ids)
@@ -121,11 +129,13 @@ def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
         token_of_piece=torch.tensor(token_of_piece),
         truncated=whole - len(token_of_piece),
         template=text.template,
+        text=text.written,
+        places=places,
     )
 
 
 def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
-    """The tokens, whether each is special, and the token of each piece, by character offsets."""
+    """The tokens, whether each is special, the token of each piece, and the places, by character offsets."""
     offsets = encoding.pop("offset_mapping")[0].tolist()
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     words = encoding.word_ids()
@@ -135,20 +145,30 @@ def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
     tokens: list[str] = []
     special: list[bool] = []
     token_of_piece: list[int] = []
+    places: list[Place] = []
     last = -1
     for piece, word, first in zip(pieces, words, firsts, strict=True):
         place = -1 if word is None else bisect_right(starts, first, hi=len(starts) - 1) - 1
         if place < 0:
             tokens.append(piece)
             special.append(True)
+            places.append(None)
         elif place != last:
             part = text.part_at(starts[place])
-            word_text = text.written[starts[place] : starts[place + 1]].strip() or "␣"
+            begin, end = _without_blanks(text.written, starts[place], starts[place + 1])
+            word_text = text.written[begin:end] or "␣"
             tokens.append(text.names[part] if text.whole and part is not None else word_text)
             special.append(text.template and part is None)
+            places.append((begin, end))
         last = place
         token_of_piece.append(len(tokens) - 1)
-    return tokens, special, token_of_piece
+    return tokens, special, token_of_piece, places
+
+
+def _without_blanks(text: str, start: int, end: int) -> tuple[int, int]:
+    """The place without the blanks at its ends."""
+    begin = end - len(text[start:end].lstrip())
+    return begin, begin + len(text[start:end].strip())
 
 
 def _first_visible(text: str, start: int, end: int) -> int:

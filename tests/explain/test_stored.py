@@ -1,0 +1,58 @@
+"""Explanations as JSON, and back."""
+
+import json
+from functools import partial
+
+import pytest
+from transformers import ViTImageProcessor
+
+from hf_bidir.explain import Explanation, explain
+from tests.explain.conftest import NAMES, bert, family, picture, tokenizer, vit
+
+TEXT = "a  unbelievably good film"
+GPT = {"vocab_size": 14, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 2, "eos_token_id": 3}
+explained = partial(explain, bert(**NAMES), tokenizer(), TEXT)
+
+
+@pytest.mark.parametrize("options", [{}, {"details": True}, {"method": "rollout", "verdict": False, "layer": 1}])
+def test_an_explanation_that_is_read_again_prints_and_pages_the_same(options, tmp_path):
+    found = explained(**options)
+    found.to_json(tmp_path / "found.json")
+    for source in (found.to_json(), tmp_path / "found.json", str(tmp_path / "found.json"), found.to_dict()):
+        again = Explanation.from_json(source)
+        assert str(again) == str(found)
+        assert again.page() == found.page()
+        assert again.to_json() == found.to_json()
+
+
+def test_words_have_their_characters_in_the_text():
+    content = json.loads(explained().to_json())
+    first, *words, last = zip(content["tokens"], content["places"], content["special"], strict=True)
+    assert (first[1:], last[1:]) == ((None, True), (None, True))
+    assert content["text"] == TEXT
+    assert [TEXT[slice(*place)] for _, place, _ in words] == [word for word, _, _ in words] == TEXT.split()
+
+
+def test_patches_have_their_pixels_and_are_drawn_without_the_image():
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    found = explain(vit(), processor, picture())
+    content = found.to_dict()
+    assert (content["places"][0], content["places"][1], content["places"][-1]) == (None, [0, 0, 2, 2], [6, 6, 8, 8])
+    again = Explanation.from_json(content)
+    assert str(again) == str(found)
+    first, *_ = again.plot().axes
+    assert first.get_title() == "The image is not stored."
+
+
+def test_generated_text_is_written_but_not_read():
+    language_model = family("GPT2LMHeadModel", **GPT)
+    written = explain(language_model, tokenizer(), "a good", continuation="film !").to_dict()
+    assert (written["written"][:2], len(written["scores"]["Δy"])) == (["film", "!"], len(written["written"]))
+    with pytest.raises(ValueError, match="explanation of one text or image"):
+        Explanation.from_json(written)
+
+
+@pytest.mark.parametrize("source", ['{"schema": 2, "value": 1}', "{}", '{"schema": 1}'])
+def test_other_json_is_refused(source):
+    with pytest.raises(ValueError, match="with schema 1, as to_json writes it; got {"):
+        Explanation.from_json(source)
