@@ -42,6 +42,7 @@ SLOW = (
     "kernels/test_fused_operator.py",
     "kernels/test_fused_compiled.py",
     "explain/test_sentence_encoder.py",
+    "explain/test_rows.py",
     "test_libraries.py",
 )
 

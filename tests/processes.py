@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,17 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+TOGETHER = """
+import os, runpy, sys
+
+del sys.argv[0]
+for rank in "01":
+    if os.fork() == 0:
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in "01"))
+"""
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
     ["transformers.trainer", "transformers.pipelines", "transformers.models.bert.modeling_bert", "peft", "pandas"]
@@ -41,6 +53,14 @@ def run_python(
         done = run_warm(command, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def together(*script: Any) -> None:
+    """Run a script in two processes as torchrun does, which find each other through gloo."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    run_python(TOGETHER, *script, **place, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
 
 
 def run_warm(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from hf_bidir.common.errors import as_input_error
 from hf_bidir.explain.registry import METHODS
 
 FILE_NAME = re.compile(r"\S+\.(png|jpe?g|gif|bmp|tiff?|webp|txt|csv|json|pdf)", re.IGNORECASE)
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 @app.command()
@@ -20,7 +22,13 @@ def explain(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="Folder, Hub name or timm:NAME of a signed or softmax model.")
     ],
-    text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT|IMAGE|TABLE", help="A text, or the path of an image, or of a table of either."),
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is standard input.")
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(help=f"{', '.join(METHODS)}; by default one for the model (docs/explanations.md)."),
@@ -53,10 +61,21 @@ def explain(
         typer.Option(help="Images: use the whole image with this shorter side in pixels, instead of the usual crop."),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
+    column: Annotated[str, typer.Option(help="Tables: the column of texts, or of paths of images.")] = "text",
+    pair_column: Annotated[str | None, typer.Option(help="Tables: the column of the second text of each pair.")] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(help="Forward passes per text up to which the default is erasure: 64, and for tables 0."),
+    ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Add one head, all heads, rollout and flow to the page.")
     ] = False,
-    output: Annotated[Path, typer.Option(help="Output folder for the page.")] = Path("explanation"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the explanation as JSON, and nothing else; write no page.")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option(help="Output folder for the page; for a table a file .csv, .tsv or .jsonl.")
+    ] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
@@ -74,6 +93,11 @@ def explain(
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 
+    A table (.csv, .tsv, .jsonl, .parquet) gets one explanation per row, by the cheap method: --method erasure or
+    --budget 64 takes longer. --output keeps its columns and adds the prediction, the explained class, y, the strongest
+    words, the explanation as JSON, and for a row that cannot be explained the error (then the exit code is 1). An
+    interrupted run continues; accelerate launch -m hf_bidir explain … divides the rows among processes.
+
     \b
     hf-bidir explain distilbert/distilbert-base-uncased-finetuned-sst-2-english "a charming film with a weak ending"
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
@@ -83,9 +107,28 @@ def explain(
     hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences
     hf-bidir explain model_cards/sst2-rnn-tanhmax "a charming film with a weak ending" --target positive
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
+    hf-bidir explain model_cards/sst2-minilm-tanhmax --file review.txt --json > explanation.json
+    hf-bidir explain model_cards/sst2-minilm-tanhmax reviews.csv --column text --output explained.csv
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
     """
-    with running("explain"):
+    choices = {
+        "method": method,
+        "target": target,
+        "instead_of": instead_of,
+        "position": position,
+        "layer": layer,
+        "head": head,
+        "continuation": continuation,
+        "new_tokens": new_tokens,
+        "size": size,
+        "against": against,
+        "segments": segments,
+        "budget": budget,
+        "details": details,
+    }
+    chosen: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
+    is_table = not chat and source is not None and _is_table(source)
+    with running("explain", *(["train"] if is_table else [])):
         from transformers.utils import logging
 
         from hf_bidir.explain import api
@@ -94,29 +137,22 @@ def explain(
         from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 
         logging.disable_progress_bar()  # for loading the weights
-        check_page(output)  # refuses a folder of something else before an explanation, which may take minutes
+        if is_table:
+            columns = [column, pair_column] if pair_column else [column]
+            _explain_rows(checkpoint, Path(str(source)), columns, output, chosen)
+            return
+        if not as_json:
+            check_page(output)  # refuses a folder of something else before an explanation, which may take minutes
+        text_or_image = _text(source, file)
         inputs: Any = _messages(text_or_image) if chat else text_or_image
         typer.echo(f"Loading {checkpoint} …", err=True)
         model, processor = load_checkpoint(checkpoint)
         _check_no_file(model, inputs)
         typer.echo("Explaining …", err=True)
-        explanation: Any = api.explain(
-            model,
-            processor,
-            inputs,
-            method=method,
-            target=target,
-            instead_of=instead_of,
-            position=position,
-            layer=layer,
-            head=head,
-            continuation=continuation,
-            new_tokens=new_tokens,
-            size=size,
-            against=against,
-            segments=segments,
-            details=details,
-        )
+        explanation: Any = api.explain(model, processor, inputs, **chosen)
+        if as_json:
+            typer.echo(explanation.to_json())
+            return
         written = write_explanation(explanation, output)
     prediction, _, others = explanation.summary(top).partition("\n")
     typer.echo(prediction)
@@ -125,12 +161,56 @@ def explain(
     typer.echo(f"Saved{' with the details' if details else ''}: {written}")
 
 
+def _is_table(source: str) -> bool:
+    """Whether it is the name of a table, and not a text that ends with one."""
+    return Path(source).suffix.lower() in TABLES and (" " not in source or os.path.isfile(source))
+
+
+def _explain_rows(checkpoint: str, source: Path, columns: list[str], output: Path, choices: dict[str, Any]) -> None:
+    """Explain each row of a table; exits with 1 if some cannot be explained."""
+    from datasets import disable_progress_bars
+
+    from hf_bidir.explain.inputs.checkpoint import load_checkpoint
+    from hf_bidir.explain.request import Request
+    from hf_bidir.explain.rows import Rows, check_output, explain_rows
+    from hf_bidir.finetune.data.sources import read_table
+
+    disable_progress_bars()  # of reading the table
+    check_output(output, source)
+    rows = Rows(source, read_table(str(source)), columns, output)
+    rows.check()
+    typer.echo(f"Loading {checkpoint} …", err=True)
+    failed = explain_rows(*load_checkpoint(checkpoint), rows, Request(**{"budget": 0} | choices))
+    if failed is None:  # another process writes the output
+        return
+    typer.echo(f"Saved: {output}")
+    if failed:
+        typer.echo(
+            f"{failed:,} of {len(rows.table):,} rows could not be explained; their column error says why.", err=True
+        )
+        raise typer.Exit(1)
+
+
+def _text(source: str | None, file: str | None) -> str:
+    """The text, or the content of the file, without the line breaks at its end."""
+    if (source is None) == (file is None):
+        raise ValueError(
+            "expected either a text, the path of an image or a table, or --file with a text; got "
+            f"{'neither' if file is None else 'both'}."
+        )
+    if file is None:
+        return str(source)
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+    return text.rstrip("\r\n")
+
+
 def _check_no_file(model: Any, text: Any) -> None:
     """Raise ValueError for the name of a file, which need not exist, where a text is expected."""
     takes_files = model.main_input_name == "pixel_values" or not isinstance(text, str)
     if not takes_files and (os.path.isfile(text) or FILE_NAME.fullmatch(text)):
         raise ValueError(
-            f"expected a text, got the file name {text}; {type(model).__name__} is a model of texts, so pass the text."
+            f"expected a text, got the file name {text}; {type(model).__name__} is a model of texts, so pass the text, "
+            "or its file with --file."
         )
 
 

@@ -1,7 +1,7 @@
 """Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -90,34 +90,49 @@ def explain_each(
         choices: fields of `Request`, and the other arguments, as in `explain`.
     """
     request = Request(method, **{"budget": 0} | choices)
+    with request.checked(model, processor) as model:
+        for index, found in enumerate(outcomes(model, processor, _several(inputs), request)):
+            if isinstance(found, Exception):
+                raise type(found)(f"inputs[{index}]: {found}") from found
+            yield found
+
+
+def outcomes(
+    model: PreTrainedModel, processor: Any, inputs: Iterable[ONE], request: Request
+) -> Iterator[Explanation | Exception]:
+    """For each input its explanation, or the error about it.
+
+    Args:
+        model: as `request.checked` yields it.
+    """
     if request.generates:
         raise ValueError("expected a single prompt to continue, got a list; pass `explain` one text.")
-    rows = enumerate(_several(inputs))
-    with request.checked(model, processor) as model:
-        by_length = request.method is None and request.budget  # the default method of each text
-        alone = request.details or request.verdict or by_length or not _forms_batches(model, processor)
-        while batch := list(islice(rows, 1 if alone else request.batch_size)):
-            examples = []
-            for index, text_or_image in batch:
-                with _naming_input(index):
-                    examples.append(read(model, processor, text_or_image, request))
-            with _naming_input(batch[0][0]) if alone else nullcontext():
-                yield from _explanations(model, processor, examples, request)
+    stream = iter(inputs)
+    by_length = request.method is None and request.budget  # the default method of each text
+    alone = request.details or request.verdict or by_length or not _forms_batches(model, processor)
+    while batch := list(islice(stream, 1 if alone else request.batch_size)):
+        examples = [_or_error(read, model, processor, each, request) for each in batch]
+        readable = [example for example in examples if isinstance(example, Example)]
+        explained = _explanations(model, processor, readable, request) if readable else iter(())
+        for example in examples:
+            if isinstance(example, Exception):
+                yield example
+            else:
+                yield _or_error(next, explained) if alone else next(explained)
+
+
+def _or_error(function: Callable, *arguments: Any) -> Any:
+    """What a function returns, or its error about an input."""
+    try:
+        return function(*arguments)
+    except (ValueError, FileNotFoundError) as error:
+        return error
 
 
 def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
     """Whether texts of different lengths form a batch: the tokenizer pads, and the model has one output per text."""
     pads = getattr(processor, "pad_token_id", None) is not None
     return pads and not takes_one_row(model) and not kind_of(model).per_token
-
-
-@contextmanager
-def _naming_input(index: int) -> Iterator[None]:
-    """Put the index of an input before an error about it."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        raise type(error)(f"inputs[{index}]: {error}") from error
 
 
 def _is_conversation(inputs: Any) -> bool:
@@ -133,12 +148,14 @@ def parted(tokenizer: Any, text: Any, request: Request) -> Any:
 
 def _several(inputs: Any) -> Iterable[ONE]:
     """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair, and a table has columns."""
-    is_table = getattr(inputs, "ndim", 1) != 1
+    columns = list(getattr(inputs, "column_names", None) or getattr(inputs, "columns", ()))
+    is_table = bool(columns) or getattr(inputs, "ndim", 1) != 1
     if is_table or isinstance(inputs, ONE | Mapping | tuple) or not isinstance(inputs, Iterable):
+        named = f": {', '.join(map(str, columns))}" if columns else ""
         raise ValueError(
             f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
-            "table. A tuple is a pair of texts, which cannot be explained yet. `explain` takes a single text or image "
-            "too, and `token_scores` takes tokenized inputs."
+            f"table{named}. A tuple is a pair of texts, which cannot be explained yet. `explain` takes a single text "
+            "or image too, and `token_scores` takes tokenized inputs."
         )
     return inputs
 

@@ -6,8 +6,10 @@ import re
 from functools import partial
 from itertools import cycle, islice
 
+import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from transformers.utils import ModelOutput
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertModel, unsigned
@@ -304,6 +306,16 @@ def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_mor
 def test_bad_input_is_one_error_that_names_it(inputs, options, named):
     with pytest.raises(ValueError, match=named):
         explained(inputs, **options)
+
+
+def test_a_column_of_a_table_is_a_stream_and_a_table_is_an_error_that_lists_its_columns():
+    frame = pd.DataFrame({"review": TEXTS, "stars": 1})
+    data = Dataset.from_pandas(frame)
+    for table in (frame, data, data.to_iterable_dataset()):
+        with pytest.raises(ValueError, match="pass one column of a table: review, stars"):
+            next(explain_each(model(), tokenizer(), table))
+        found = explain_each(model(), tokenizer(), table["review"])
+        assert [" ".join(one.tokens[1:-1]) for one in found] == TEXTS
 
 
 def test_a_single_text_is_no_stream():

@@ -1,5 +1,6 @@
-"""`hf-bidir explain`: printed summary, page and errors."""
+"""`hf-bidir explain`: printed summary, page, JSON and errors."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,13 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
+from hf_bidir.explain import Explanation, explain, load_checkpoint
 
 TEXT = "a unbelievably good film !"
 DIGITS = Path(__file__).parents[2] / "model_cards/digits-tanhmax"
 
 
-def run(*words):
-    return CliRunner().invoke(app, ["explain", *(str(word) for word in words)])
+def run(*words, stdin=None):
+    return CliRunner().invoke(app, ["explain", *(str(word) for word in words)], input=stdin)
 
 
 def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
@@ -29,6 +31,20 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
     assert "Contribution of each layer and head" in page.partition("<details>")[2]
 
 
+def test_json_alone_is_printed_where_it_is_asked_for(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(checkpoint, TEXT, "--json")
+    assert str(Explanation.from_json(json.loads(result.stdout))) == str(explain(*load_checkpoint(checkpoint), TEXT))
+    assert not (tmp_path / "explanation").exists()
+
+
+def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path):
+    (tmp_path / "review.txt").write_text(f"{TEXT}\n", encoding="utf-8-sig")
+    for file, stdin in ((tmp_path / "review.txt", None), ("-", f"{TEXT}\r\n")):
+        result = run(checkpoint, "--file", file, "--json", stdin=stdin)
+        assert json.loads(result.stdout)["text"] == TEXT
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -42,6 +58,9 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
             "got the file name absent.PNG; BidirBertForSequenceClassification is a model of texts",
         ),
         (("{folder}", "{folder}/texts.json", "--chat"), 'a list of messages {"role": "user"'),
+        (("{folder}",), "or --file with a text; got neither"),
+        (("{folder}", TEXT, "--file", "{folder}/config.json"), "or --file with a text; got both"),
+        (("{folder}", "--file", "{folder}/absent.txt"), "absent.txt"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, named):

@@ -1,13 +1,12 @@
 """Several processes train together, here on a CPU: the losses are those of one process."""
 
 import shlex
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.processes import run_python
+from tests.processes import together
 from tests.tiny_models import signed_model
 from tests.training.conftest import losses, read, tables
 from training.text_classification import main
@@ -18,18 +17,6 @@ OPTIONS = shlex.split(
     "--max_length 12 --dropout 0 --num_train_epochs 2 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
     "--use_cpu --per_device_train_batch_size"
 )
-
-TOGETHER = """
-import os, runpy, sys
-
-del sys.argv[0]
-for rank in "01":
-    if os.fork() == 0:
-        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        sys.exit()
-sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in "01"))
-"""
 
 DIVIDE = """
 import sys
@@ -55,14 +42,6 @@ def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     main([*tables(folder), *OPTIONS, "8", "--output_dir", str(folder / "run")])
     return torch.tensor(losses(folder / "run"))
-
-
-def together(*script):
-    """Run a script in two processes as torchrun does, which find each other through gloo."""
-    with socket.create_server(("localhost", 0)) as server:
-        port = str(server.getsockname()[1])
-    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    run_python(TOGETHER, *script, **place, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
 
 
 def test_an_interrupted_run_continues_with_another_number_of_processes(alone, texts, tmp_path, crash):
