@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_bidir.modeling.compat import stock_heads
+
 NAMED = 5  # tokens in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 
@@ -58,12 +60,21 @@ KINDS = (
 )  # fmt: skip
 NO_HEAD = KINDS[0]
 BY_AUTO_CLASS = {kind.auto: kind for kind in reversed(KINDS)}
+IMAGE_TEXT, ZERO_SHOT = "AutoModelForImageTextToText", "AutoModelForZeroShotImageClassification"
 
 
 def kind_of(model: PreTrainedModel | str) -> Kind:
     """The kind of a model or of a class with this name; `NO_HEAD` if its name has none of the endings."""
     name = model if isinstance(model, str) else type(model).__name__
     return next((kind for kind in KINDS[1:] if name.endswith(kind.ending)), NO_HEAD)
+
+
+def image_text_auto(head: type[PreTrainedModel], config: PretrainedConfig) -> str | None:
+    """The Auto class of a model that reads an image with a text: `IMAGE_TEXT` if it is a vision-language model, or
+    `ZERO_SHOT` if it has two towers; None for others."""
+    heads = stock_heads(type(config).model_type)
+    takes_images = "pixel_values" in inspect.signature(head.forward).parameters
+    return next((auto for auto in (IMAGE_TEXT, ZERO_SHOT) if takes_images and heads.get(auto) == head.__name__), None)
 
 
 def divides_by_all_labels(model: nn.Module) -> bool:

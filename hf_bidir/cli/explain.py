@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,10 @@ def explain(
     ] = None,
     new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Causal language models: generate this many tokens and explain each.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Models of an image and a text: the text or question; several are classes of an image."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Chat models: TEXT is a message, or a .json file of messages with roles.")
@@ -145,6 +150,8 @@ def explain(
             check_page(output)  # refuses a folder of something else before an explanation, which may take minutes
         text_or_image = _text(source, file)
         inputs: Any = _messages(text_or_image) if chat else text_or_image
+        if text:
+            inputs = {"image": text_or_image, "text": text}
         typer.echo(f"Loading {checkpoint} …", err=True)
         model, processor = load_checkpoint(checkpoint)
         _check_no_file(model, inputs)
@@ -206,8 +213,8 @@ def _text(source: str | None, file: str | None) -> str:
 
 def _check_no_file(model: Any, text: Any) -> None:
     """Raise ValueError for the name of a file, which need not exist, where a text is expected."""
-    takes_files = model.main_input_name == "pixel_values" or not isinstance(text, str)
-    if not takes_files and (os.path.isfile(text) or FILE_NAME.fullmatch(text)):
+    takes_files = "pixel_values" in signature(model.forward).parameters
+    if isinstance(text, str) and not takes_files and (os.path.isfile(text) or FILE_NAME.fullmatch(text)):
         raise ValueError(
             f"expected a text, got the file name {text}; {type(model).__name__} is a model of texts, so pass the text, "
             "or its file with --file."

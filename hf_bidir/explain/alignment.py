@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import percent, shortened
+from hf_bidir.explain.inputs.text import Example, percent, shortened
 from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.result import Result
 
@@ -31,6 +31,7 @@ class Alignment(Result):
         listing: the tokens of the prompt of a causal model, with the sums of their first scores over all rows.
         sentences: the same for the sentences of the prompt, where it has several.
         starts: the first token of each of these sentences.
+        example: an image with a text, of which the source is.
     """
 
     is_generated: ClassVar = True
@@ -47,6 +48,7 @@ class Alignment(Result):
     listing: Listing | None = None
     sentences: Listing | None = None
     starts: Sequence[int] = ()
+    example: Example | None = None
 
     @property
     def rows(self) -> list[str]:
@@ -58,7 +60,7 @@ class Alignment(Result):
     def _findings(self) -> list[str]:
         """The sums of sentences, and a line per generated token with its strongest scores."""
         heading = "Largest magnitude first:"
-        if self.listing:
+        if self.listing and not self.example:
             heading = "Each generated token, explained by the prompt │ by what was generated before it:"
         first_scores = next(iter(self.scores.values()))
         rows = [f"{shortened(word):>16}  {self._row(row)}" for word, row in zip(self.rows, first_scores, strict=True)]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
 from hf_bidir.explain.alignment import Alignment
-from hf_bidir.explain.forward import ForwardCache, reads_images, takes_embedding
+from hf_bidir.explain.forward import ForwardCache, reads_image_text, reads_images, takes_embedding
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
 from hf_bidir.explain.methods import scored, sink_note
@@ -63,10 +63,10 @@ def explain(
             option that does not apply to the model, and as in `read_text`, `read_image` and `token_scores`; an error
             about one of several inputs begins with its index.
     """
-    if isinstance(inputs, ONE) or _is_conversation(inputs):
+    if isinstance(inputs, ONE | tuple | Mapping) or _is_conversation(inputs):
         request = Request(method, **{"verdict": True} | choices)
         with request.checked(model, processor) as model:
-            if model.config.is_encoder_decoder or request.generates:
+            if (model.config.is_encoder_decoder or request.generates) and not reads_image_text(model):
                 from hf_bidir.explain.generation import explain_generated
 
                 return explain_generated(model, processor, parted(processor, inputs, request), request)
@@ -136,7 +136,9 @@ def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
 
 
 def _is_conversation(inputs: Any) -> bool:
-    return isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(part, Mapping) for part in inputs)
+    """Whether these are messages; a list of images with texts is none."""
+    messages = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(part, Mapping) for part in inputs)
+    return messages and not any("image" in part for part in inputs)
 
 
 def parted(tokenizer: Any, text: Any, request: Request) -> Any:
@@ -161,7 +163,11 @@ def _several(inputs: Any) -> Iterable[ONE]:
 
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request) -> Example:
-    """The model inputs of a text or an image."""
+    """The model inputs of a text, an image, or an image with a text."""
+    if reads_image_text(model):
+        from hf_bidir.explain.inputs.image_text import read_scene
+
+        return read_scene(model, processor, text_or_image)
     if reads_images(model):
         from hf_bidir.explain.inputs.image import read_image
 
@@ -184,6 +190,11 @@ def _explanations(
     model: PreTrainedModel, processor: Any, examples: list[Example], request: Request
 ) -> Iterator[Explanation]:
     """The explanations of examples that run together."""
+    if reads_image_text(model):
+        from hf_bidir.explain.scenes import explain_scene
+
+        yield explain_scene(model, processor, *examples, request)
+        return
     if kind_of(model).per_token:
         request = request.at_token(model, processor, examples[0])
     cache = ForwardCache(model, *_batch(processor, examples))

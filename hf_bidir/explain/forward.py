@@ -1,5 +1,6 @@
 """The forward cache: checked inputs, and the outputs, coefficients and values of one pass."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,11 +13,20 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import device_of, kind_of, longest_text, vocabulary_of
+from hf_bidir.checkpoints.kinds import (
+    IMAGE_TEXT,
+    device_of,
+    image_text_auto,
+    kind_of,
+    longest_text,
+    vocabulary_of,
+)
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.signed_maps import reader_of
 from hf_bidir.modeling.signed_layers import signed_layers
+
+OF_PLACES = re.compile("Detection|Segmentation|Matting|Depth|Pose|Keypoint")  # in the names of heads
 
 
 class ForwardPass(NamedTuple):
@@ -117,16 +127,39 @@ def pools_tokens(model: PreTrainedModel) -> bool:
 
 
 def reads_images(model: PreTrainedModel) -> bool:
-    return model.main_input_name == "pixel_values"
+    """Whether the model reads an image alone."""
+    return model.main_input_name == "pixel_values" and not reads_image_text(model)
+
+
+def reads_image_text(model: PreTrainedModel) -> bool:
+    """Whether the model reads an image with a text."""
+    return image_text_auto(type(model), model.config) is not None
+
+
+def writes_about_images(model: PreTrainedModel) -> bool:
+    """Whether it is a vision-language model, which predicts the next token after an image and a text."""
+    return image_text_auto(type(model), model.config) == IMAGE_TEXT
+
+
+def names_tokens(model: PreTrainedModel) -> bool:
+    """Whether the logits are those of a vocabulary."""
+    return kind_of(model).names_tokens or writes_about_images(model)
 
 
 def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
-    """Raise ValueError unless models of this class read one text or one image, and have one output for it."""
+    """Raise ValueError unless models of this class read a text, an image or both, and have one output for it."""
+    if image_text_auto(head, config):
+        return
+    if OF_PLACES.search(head.__name__):
+        raise ValueError(
+            f"expected a model that predicts a class or a token; {head.__name__} marks places of an image (detection, "
+            "segmentation and the like), which cannot be explained."
+        )
     several = hasattr(config, "vision_config") and head.main_input_name != "pixel_values"
     if several or hasattr(config, "num_frames") or head.main_input_name not in ("input_ids", "pixel_values"):
         raise ValueError(
-            f"expected a model of one text or one image; {head.__name__} takes sound, video or several inputs, which "
-            "cannot be explained."
+            f"expected a model of a text, an image, or both with logits; {head.__name__} takes sound or video, or has "
+            "no logits for both, which cannot be explained."
         )
     if kind_of(head.__name__).task in ("question-answering", "multiple-choice"):
         raise ValueError(

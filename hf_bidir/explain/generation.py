@@ -131,7 +131,7 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     by_token = source.by_token(scores, method.additive)
     what = "answer" if prompt.template else "continuation"
     text = visible(tokenizer.decode(generated, skip_special_tokens=True).strip())
-    caption = f"{method.caption(request.layer, request.head)}, summed over the {what}"
+    caption = f"{method.caption(layer=request.layer, head=request.head)}, summed over the {what}"
     explained = f"; y is {LOGIT}" if method.explains_output else ""
     sink = sink_note(used, source, by_token)
     return Alignment(

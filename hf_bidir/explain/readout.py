@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.explain.forward import ForwardCache, takes_embedding, token_positions
+from hf_bidir.explain.forward import ForwardCache, names_tokens, takes_embedding, token_positions
 from hf_bidir.explain.inputs.text import percent, signed, spelled, visible
 from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
@@ -79,7 +78,7 @@ def readout_of(cache: ForwardCache, request: Request, outputs: ModelOutput | Non
         rows = _at(rows, positions)
     rows = upcast(rows.detach())
     if "logits" in outputs:
-        return _of_classes(model, rows, request, positions)
+        return classes_readout(model, rows, request, positions)
     for name in ("instead_of", "target"):
         if (value := getattr(request, name)) is not None:
             raise ValueError(f"{type(model).__name__} has no classes; got {name} {value!r}, leave it out.")
@@ -97,14 +96,16 @@ def _at(rows: Tensor, positions: Tensor) -> Tensor:
     return rows[torch.arange(len(rows), device=rows.device), positions]
 
 
-def _of_classes(model: PreTrainedModel, logits: Tensor, request: Request, positions: Tensor | None) -> Readout:
+def classes_readout(
+    model: PreTrainedModel, logits: Tensor, request: Request, positions: Tensor | None = None
+) -> Readout:
     """The readout of logits `[batch, classes]`."""
     count = logits.shape[-1]
     targets = logits.argmax(-1) if request.target is None else _classes(model, logits, request.target)
     weights = nn.functional.one_hot(targets, count).to(logits.dtype)
     if request.instead_of is None:
         # a shift of all logits changes no prediction
-        shift = 1 / count if kind_of(model).names_tokens else 0
+        shift = 1 / count if names_tokens(model) else 0
         return Readout(weights - shift, positions, targets)
     foils = _classes(model, logits, request.instead_of)
     if (foils == targets).any():
@@ -207,14 +208,14 @@ def _of_class(
     if len(logits) == 1 or model.config.problem_type == "regression":
         which = f" of {model.config.id2label[target]}" if len(logits) > 1 else ""
         return Prediction(f"Prediction{which}, and explained: y = {signed(value)}.", value, target=target)
-    names_tokens = kind_of(model).names_tokens
+    of_vocabulary = names_tokens(model)
     several = model.config.problem_type == "multi_label_classification"
     probabilities = (logits.float().sigmoid() if several else logits.float().softmax(-1)).tolist()
     predicted, second = logits.argsort(descending=True, stable=True)[:2].tolist()
 
     def name(label: int) -> str:
         """The name of a class, or a token of the vocabulary in quotation marks."""
-        return f'"{spelled(processor, [label])[0].strip()}"' if names_tokens else model.config.id2label[label]
+        return f'"{spelled(processor, [label])[0].strip()}"' if of_vocabulary else model.config.id2label[label]
 
     def share(label: int) -> str:
         return f"{name(label)}, {percent(probabilities[label])}"
@@ -224,7 +225,7 @@ def _of_class(
         foil = int(readout.foils[index])
         shares += f", instead of {share(foil)}"
         definition += f" minus that of {name(foil)}"
-    elif names_tokens:
+    elif of_vocabulary:
         definition += " minus the mean of all tokens"
     explained = f"{shares} (y = {signed(value)})."
     if predicted not in (target, foil):
@@ -233,7 +234,7 @@ def _of_class(
             shares += f"; predicted: {share(predicted)}"
     probability = probabilities[predicted]
     rival = 1 - probability if several else probabilities[second]
-    if abs(probability - rival) < CLOSE and not names_tokens:
+    if abs(probability - rival) < CLOSE and not of_vocabulary:
         explained += f" A close call{'' if several else f' with {name(second)}'}."
     return Prediction(
         explained, value, name(predicted), probability, target, foil, f"{definition}.", shares, name(target)

@@ -17,6 +17,7 @@ LAYER_DEFAULT = "contributions"
 DEFAULTS = {  # by kind of model: the best method, and a cheap one for long texts and for whole data sets
     "text": ("erasure", "attnlrp"),
     "image": ("attnlrp", "attnlrp"),
+    "image with text": ("deletion", "deletion"),
 }
 NOT_Y = "the scores need not sum to y"
 
@@ -29,7 +30,7 @@ class NoRule(ValueError):
 class Method:
     """A method of `token_scores`: description, unit, cost and requirements."""
 
-    what: str  # {part} is a word or patch, {baseline} what texts or images are compared with
+    what: str  # {part} is a word, patch or cell, {baseline} what texts or images are compared with
     unit: str
     cost: str  # passes through a model for n tokens, beside the forward pass that computes y
     function: str  # file and name, such as "erasure.erasure"
@@ -61,9 +62,9 @@ class Method:
             return "+ (red) supports y, − (blue) opposes it"
         return "the stronger the colour, the larger; there are no signs, so support and opposition look the same"
 
-    def caption(self, layer: int | None = None, head: int | None = None, images: bool = False) -> str:
+    def caption(self, part: str = "word", layer: int | None = None, head: int | None = None) -> str:
         """The description, with layers and heads, and the baseline of texts or images."""
-        part, baseline = ("patch", "the mean colour") if images else ("word", "padding")
+        baseline = "padding" if part == "word" else "the mean colour"
         what = self.what.format(part=part, baseline=baseline)
         what = what[0].upper() + what[1:]
         if self.layers is None:

@@ -1,7 +1,7 @@
 """What is asked of a model: the output to explain, the method, and how; checked once against the model."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.signing import as_signed, unwrapped
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.explain.forward import attends_between_tokens, check_kind, pools_tokens, reads_images, takes_embedding
+from hf_bidir.explain.forward import (
+    attends_between_tokens,
+    check_kind,
+    pools_tokens,
+    reads_image_text,
+    reads_images,
+    takes_embedding,
+    writes_about_images,
+)
 from hf_bidir.explain.inputs.parts import Segments
 from hf_bidir.explain.inputs.text import Example, shortened, spelled
 from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
@@ -101,7 +109,7 @@ class Request:
         model = unwrapped(model)
         check_kind(type(model), model.config)
         check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
-        with as_signed(model):
+        with nullcontext() if reads_image_text(model) else as_signed(model):
             self._check_choices(model)
             self._check_generation(model)
             self.resolved(model)
@@ -137,11 +145,15 @@ class Request:
         located = replace(self, position=position)
         if not kind.names_tokens:
             return located
-        last = tokenizer.decode(ids[-1:])
-        ends_apart = ids[-1] in tokenizer.all_special_ids or last[-1:].isspace()
-        spaced = not (kind.causal and ends_apart)
+        return located.in_vocabulary(tokenizer, ids if kind.causal else [])
+
+    def in_vocabulary(self, tokenizer: Any, before: Sequence[int]) -> "Request":
+        """The request with words of the vocabulary as token ids, of words that follow these tokens."""
+        last = tokenizer.decode(before[-1:])
+        ends_apart = set(before[-1:]) <= set(tokenizer.all_special_ids) or last[-1:].isspace()
+        spaced = not before or not ends_apart
         target, instead_of = (_token_of(tokenizer, word, spaced) for word in (self.target, self.instead_of))
-        return replace(located, target=target, instead_of=instead_of)
+        return replace(self, target=target, instead_of=instead_of)
 
     def _check_choices(self, model: PreTrainedModel) -> None:
         """Raise ValueError for choices that do not apply to the model, or to any."""
@@ -155,18 +167,20 @@ class Request:
             )
         if self.size is not None and not reads_images(model):
             raise ValueError(f"size is for images; {name} takes texts.")
-        if self.segments is not None and reads_images(model):
+        if self.segments is not None and (reads_images(model) or reads_image_text(model)):
             raise ValueError(f"segments are for texts; {name} takes images.")
+        if reads_image_text(model) and (self.position is not None or self.details):
+            raise ValueError(f"{name} reads an image with a text; leave out position and details.")
 
     def _check_generation(self, model: PreTrainedModel) -> None:
         """Raise ValueError for choices that do not apply where several tokens are explained."""
         name = type(model).__name__
         excluded = ["target", "instead_of", "position"]
-        if model.config.is_encoder_decoder:
+        if model.config.is_encoder_decoder and not reads_image_text(model):
             excluded += ["layer", "head", "continuation", "new_tokens"]
         elif not self.generates:
             return
-        elif not kind_of(model).causal:
+        elif not kind_of(model).causal and not writes_about_images(model):
             raise ValueError(f"{name} does not generate text; leave out continuation and new_tokens.")
         elif self.continuation is not None and self.new_tokens is not None:
             raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
@@ -222,6 +236,8 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
 
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model, by its inputs and its attention."""
+    if reads_image_text(model):
+        return ["deletion"]
     if model.config.is_encoder_decoder:
         return ["contributions"]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)
@@ -242,6 +258,7 @@ def default_method(model: PreTrainedModel, passes: int = 1, budget: int = AFFORD
         passes: that erasure of each word takes.
         budget: as in `Request`.
     """
-    best, cheap = DEFAULTS["image" if reads_images(model) else "text"]
+    kind = "image with text" if reads_image_text(model) else "image" if reads_images(model) else "text"
+    best, cheap = DEFAULTS[kind]
     name = best if passes <= budget else cheap
     return name if attends_between_tokens(model) and name in methods_of(model) else LAYER_DEFAULT

@@ -142,7 +142,7 @@ class Explanation(Prediction, Result):
     def reading(self) -> str:
         """What y is, unless `explained` says it, and what the numbers are."""
         method = METHODS[self.method]
-        caption = method.caption(self.layer, self.head, images=self.example.grid is not None)
+        caption = method.caption(self.example.part, self.layer, self.head)
         sums = f"; {method.sums}" if self.is_whole else ""
         return f"{self.definition} {caption}: {method.how_to_read}{sums}.".lstrip()
 

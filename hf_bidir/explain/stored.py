@@ -23,11 +23,10 @@ Made = TypeVar("Made")
 
 def written(result: Result) -> str:
     """An `Explanation` or `Alignment` as JSON."""
-    if isinstance(result, Explanation):
-        result = replace(result, example=replace(result.example, inputs={}))
-    content = asdict(result)
-    example = content.pop("example", {})
-    content |= {name: example[name] for name in OF_EXAMPLE if name in example}
+    example = getattr(result, "example", None)
+    content = asdict(replace(result, example=None) if example else result)
+    content.pop("example", None)
+    content |= {name: getattr(example, name) for name in OF_EXAMPLE if example}
     if isinstance(result, Explanation):
         content |= {"unit": result.unit, "reading": result.reading}
     if result.verdict:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import compress
 from typing import Any
 
@@ -15,7 +15,7 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import signed, told_apart
 from hf_bidir.explain.methods.erasure import without
-from hf_bidir.explain.readout import Prediction, Readout, predictions, readout_of
+from hf_bidir.explain.readout import Prediction, predictions, readout_of
 from hf_bidir.explain.request import AFFORDABLE, Request, methods_of
 from hf_bidir.explain.result import Explanation
 
@@ -160,16 +160,24 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
     """
     model, example = cache.model, explanation.example
     readout = readout_of(cache, request, cache.outputs_alone)
-    (before,) = predictions(model, processor, readout, cache.outputs_alone)
-    patches = len(example.words) if example.grid else 0
-    names, removed, after = told_apart(explanation.tokens), _strongest(explanation, readout), None
+    read = None if readout.positions is None else example.token_of_piece[int(readout.positions)]
+    removed, after = strongest(explanation, read), None
     if removed:
         remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
         inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
         with in_evaluation(model):
             (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
-    agreement = _agreement(cache, request, explanation, names)
-    alone = explanation.scores[removed].sum().item() if removed and request.method in OCCLUSIONS else None
+    return verdict_without(explanation, removed, after, **_agreement(cache, request, explanation))
+
+
+def verdict_without(
+    explanation: Explanation, removed: Sequence[int], after: Prediction | None, **agreement: Any
+) -> Verdict:
+    """The verdict by the prediction without some tokens, and the fields on a second method."""
+    before = Prediction(**{field.name: getattr(explanation, field.name) for field in fields(Prediction)})
+    example, names = explanation.example, told_apart(explanation.tokens)
+    patches = len(example.words) if example.part == "patch" else 0
+    alone = explanation.scores[removed].sum().item() if removed and explanation.method in OCCLUSIONS else None
     limits = [OPPOSITE] if explanation.is_opposite else []
     if explanation.is_whole and (special := explanation.listing.outweighing):
         limits.append(f"{special} outweighs every word or patch.")
@@ -177,14 +185,12 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
     return Verdict(before, removed_names, after, patches, alone=alone, limits=limits, **agreement)
 
 
-def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
-    """The words or patches with the largest scores of the sign of y, the strongest first, without the one that y is
-    read from."""
-    example, listing, read = explanation.example, explanation.listing, None
-    count = len(example.words)
+def strongest(explanation: Explanation, read: int | Tensor | None = None) -> list[int]:
+    """The words, patches or cells with the largest scores of the sign of y, the strongest first, without the token that
+    y is read from."""
+    listing = explanation.listing
+    count = len(explanation.example.words)
     most = min(max(REMOVED, int(REMOVED_SHARE * count)), count // 2)
-    if readout.positions is not None:
-        read = example.token_of_piece[int(readout.positions)]
     scores = listing.shown
     least = MATTERS * scores.abs().max()
     if listing.has_signs and explanation.value < 0:
@@ -193,8 +199,9 @@ def _strongest(explanation: Explanation, readout: Readout) -> list[int]:
     return strong[:most]
 
 
-def _agreement(cache: ForwardCache, request: Request, explanation: Explanation, names: list[str]) -> dict[str, Any]:
+def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) -> dict[str, Any]:
     """The fields of the verdict on a second method."""
+    names = told_apart(explanation.tokens)
     example, has_signs = explanation.example, request.entry.explains_output
     words, ranked = example.words, len(example.words) >= RANKED
     if request.is_part:

@@ -29,6 +29,7 @@ CAPTION_DENSITY = 15  # characters per inch of a caption
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
 DISC = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
 MARK = CENTRED | {"fontsize": 9, "fontweight": "bold", "bbox": DISC}
+Canvas = Figure | SubFigure
 Array = Tensor | np.ndarray | Sequence[Any]
 Color = tuple[float, float, float, float]
 
@@ -71,7 +72,7 @@ class Scale:
         """Evenly spaced colours from one end of the scale to the other."""
         return [self.color(value) for value in np.linspace(*self.ends, count)]
 
-    def draw(self, figure: Figure | SubFigure, unit: str, **placing: Any) -> None:
+    def draw(self, figure: Canvas, unit: str, **placing: Any) -> None:
         """Draw a colour bar labelled with the unit."""
         mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.colors()))
         ticks = sorted({*self.ends, 0.0})
@@ -91,7 +92,8 @@ def image_heatmap(
     titles: Sequence[str] = (),
     unit: str = "score",
     scale: Scale | None = None,
-) -> Figure:
+    figure: Canvas | None = None,
+) -> Canvas:
     """Draw images in grey with the signed scores of their patches on top, clear for 0, on one colour scale.
 
     Patches of large magnitude carry a + or − sign where there are few, so that the figure can be read in grey. Rows and
@@ -102,6 +104,7 @@ def image_heatmap(
         scores: `[batch, rows, columns]` of patches.
         titles, unit: one title per image, and the label of the colour bar.
         scale: by default the one that just holds the scores.
+        figure: to draw in; by default a new one.
 
     Raises:
         ValueError: scores that do not fit the images or are not finite.
@@ -116,7 +119,7 @@ def image_heatmap(
     across = min(count, WIDE)
     down = ceil(count / across)
     side = 1.6 if across > 3 else 2.8  # inches
-    figure = Figure(figsize=(side * across + 1.2, side * down + 1.1), layout="constrained")
+    figure = figure or Figure(figsize=(side * across + 1.2, side * down + 1.1), layout="constrained")
     panels = [figure.add_subplot(down, across, place + 1) for place in range(count)]
     scale = scale or Scale.of(grids)
     for panel, image, grid, title in zip(panels, pictures, grids, titles or [""] * count, strict=True):
@@ -185,7 +188,7 @@ def score_grid(
     return finish(figure, caption)
 
 
-def draw_words(listing: Listing, unit: str, scale: Scale) -> Figure:
+def draw_words(listing: Listing, unit: str, scale: Scale, figure: Canvas | None = None) -> Canvas:
     """A text in lines of `WORDS`, each word with its number in a cell of its colour; of a long text the parts around
     the strongest words."""
     names, scores, numbered = listing.tokens, listing.scores.tolist(), listing.numbered
@@ -197,7 +200,7 @@ def draw_words(listing: Listing, unit: str, scale: Scale) -> Figure:
     lines = ceil(len(labels) / WORDS)
     grid = np.full((lines, WORDS), np.nan)
     grid.flat[: len(values)] = values
-    figure, panel = _draw_cells((10, 0.5 * lines + 1.4), grid, labels, scale, unit)
+    figure, panel = _draw_cells((10, 0.5 * lines + 1.4), grid, labels, scale, unit, figure)
     panel.set_axis_off()
     return figure
 
@@ -212,11 +215,16 @@ def _excerpt(listing: Listing) -> list[int | None]:
 
 
 def _draw_cells(
-    size: tuple[float, float], grid: np.ndarray, labels: Sequence[str], scale: Scale, unit: str
-) -> tuple[Figure, Any]:
+    size: tuple[float, float],
+    grid: np.ndarray,
+    labels: Sequence[str],
+    scale: Scale,
+    unit: str,
+    figure: Canvas | None = None,
+) -> tuple[Any, Any]:
     """A figure and its panel with a coloured cell for each value of `[rows, columns]` that is not NaN, labels in the
     first ones."""
-    figure = Figure(figsize=size, layout="constrained")
+    figure = figure or Figure(figsize=size, layout="constrained")
     panel = figure.subplots()
     panel.imshow(grid, aspect="auto", **scale.shading)
     panel.tick_params(length=0, labelsize=8)

@@ -24,7 +24,7 @@ from hf_bidir.explain.draw.figures import (
     score_grid,
     text_color_on,
 )
-from hf_bidir.explain.inputs.text import visible
+from hf_bidir.explain.inputs.text import Example, visible
 from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.registry import METHODS
 
@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """Scores on one colour scale, as a picture, or without one as coloured texts."""
+    """Scores on one colour scale, as a picture, as coloured texts, or as both."""
 
     heading: str
     unit: str
@@ -110,20 +110,34 @@ def _section(
     scale: Scale | None = None,
     caption: str = "",
 ) -> Section:
-    """The words of a text with their scores, or the image alone and under the scores of its patches."""
-    listing, figure = result.listing, None
+    """The words of a text with their scores, and the image alone and under the scores of its patches or cells."""
+    listing = result.listing
     if heading:  # coefficients, or the scores of another method without signs
         listing = replace(listing, scores=scores, has_signs=False)
     scale = scale or Scale.of(listing.shown)
-    if (grid := result.example.grid) is not None:
-        values = scores[result.example.words]
-        images, titles = result.example.inputs.get("pixel_values"), ["the image in grey", ""]
-        if images is None:
-            *_, right, bottom = result.example.places[-1]
-            images, titles = torch.full((1, 1, bottom, right), nan), ["The image is not stored.", ""]
-        grids = torch.stack([torch.zeros_like(values), values]).view(2, *grid)
-        figure = image_heatmap(images.expand(2, -1, -1, -1), grids, titles=titles, unit=unit, scale=scale)
-    return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), [Line("", listing)], figure)
+    text = listing.part(result.example.text_from, len(listing.tokens))
+    lines = [Line("", text)] if text.tokens else []
+    figure = picture_of(result.example, [scores], unit, scale)
+    return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), lines, figure)
+
+
+def picture_of(
+    example: Example | None,
+    scores: Sequence[Tensor],
+    unit: str,
+    scale: Scale,
+    titles: Sequence[str] = ("",),
+    **place: Any,
+) -> Figure | None:
+    """The image alone, and under each of several scores `[tokens]`; None of a text."""
+    if example is None or example.grid is None:
+        return None
+    grids = torch.stack([torch.zeros(example.grid), *map(example.on_grid, scores)])
+    image, title = example.picture, "the image in grey"
+    if image is None:
+        image, title = torch.full((1, *example.image_size), nan), "The image is not stored."
+    images = image.expand(len(grids), -1, -1, -1)
+    return image_heatmap(images, grids, titles=[title, *titles], unit=unit, scale=scale, **place)
 
 
 def scale_of(result: Any, scores: Tensor) -> Scale:
@@ -152,22 +166,26 @@ def _totals(result: Any) -> Section:
     """The prompt with the sums over all generated tokens, a line for each of its sentences."""
     listing, sentences = result.listing, result.sentences
     labels = [sentences.number(total) for total in sentences.scores.tolist()] if sentences else [""]
-    bounds = pairwise([0, *result.starts[1:], len(listing.tokens)])
+    begin = result.example.text_from if result.example else 0
+    bounds = pairwise([begin, *result.starts[1:], len(listing.tokens)])
     lines = [Line(label, listing.part(*bound)) for label, bound in zip(labels, bounds, strict=True)]
     caption = "The number in front of a sentence is its sum. " if sentences else ""
-    unit = next(iter(result.scores))
-    return Section("", unit, Scale.of(listing.shown), caption + listing.left_out(), lines)
+    unit, scale = next(iter(result.scores)), Scale.of(listing.shown)
+    figure = picture_of(result.example, [listing.scores], unit, scale)
+    return Section("", unit, scale, caption + listing.left_out(), lines, figure)
 
 
 def _aligned(result: Any, unit: str) -> Section:
     """A text for each generated token: the source, and of a causal model the tokens generated before."""
     grows = result.first_length < len(result.source)
+    begin = result.example.text_from if result.example else 0
     lines = []
     for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
-        read = Listing(result.source, scores, result.special).part(0, result.first_length + grows * step)
+        read = Listing(result.source, scores, result.special).part(begin, result.first_length + grows * step)
         lines.append(Line(f"→ {word}", read, result.first_length))
-    scale = Scale.of(torch.cat([line.listing.shown for line in lines]))
-    return Section(f"Each generated token: {unit}", unit, scale, lines=lines)
+    scale = Scale.of(result.scores[unit] if result.example else torch.cat([line.listing.shown for line in lines]))
+    figure = picture_of(result.example, list(result.scores[unit]), unit, scale, result.rows)
+    return Section(f"Each generated token: {unit}", unit, scale, lines=lines, figure=figure)
 
 
 def figure_of(result: Any) -> Figure:
@@ -175,7 +193,12 @@ def figure_of(result: Any) -> Figure:
     section = next(sections_of(result))
     verdict = [result.verdict.sentence] if result.verdict else []
     parts = [f"{result.reading} {section.caption}", *verdict, *result.notes]
-    if section.figure is not None:
+    if section.figure is not None and section.lines:
+        figure = Figure(figsize=(10, 7), layout="constrained")
+        above, below = figure.subfigures(2, 1, height_ratios=(3, 1))
+        picture_of(result.example, [result.listing.scores], section.unit, section.scale, figure=above)
+        draw_words(section.lines[0].listing, section.unit, section.scale, below)
+    elif section.figure is not None:
         figure = section.figure
     elif result.listing is None:
         figure = score_grid(

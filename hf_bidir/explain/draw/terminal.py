@@ -19,7 +19,7 @@ def print_words(result: Any) -> None:
     if console.color_system is None or console.no_color or result.listing is None:
         return
     section = next(sections_of(result))
-    for line in section.lines if section.figure is None else ():
+    for line in section.lines:
         text = Text(line.label)
         colored = line.listing.shown.abs() >= COLORED_SHARE * section.scale.limit
         for is_colored, (word, _, background, color, mark) in zip(colored, section.words(line), strict=True):

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
+from hf_bidir.checkpoints.kinds import image_text_auto
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.explain.forward import check_kind, reads_images
 from hf_bidir.explain.inputs.sentences import sentence_encoder
@@ -15,25 +16,28 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     """Load a bidir checkpoint as it is, or a softmax one of transformers or timm as the equal bidir model (`λ = 0`).
 
     Returns:
-        The model, in fp32 and evaluation mode, and its tokenizer or image processor. A folder of sentence-transformers
+        The model, in fp32 and evaluation mode, and its tokenizer, image processor, or processor of both; a model of
+        both is as it was saved. A folder of sentence-transformers
         is a `SentenceEncoder`, whose output is the embedding; its `transformer` is the model without pooling.
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
-        ValueError: it reads neither one text nor one image, or has several outputs for it; its attention cannot be made
+        ValueError: it reads neither a text nor an image, or has several outputs for it; its attention cannot be made
             signed, or its tokenizer has tokens without an embedding; or as in `sentence_encoder`.
         ModuleNotFoundError: a folder of sentence-transformers, which is not installed.
     """
     checkpoint = open_checkpoint(source)
     if not checkpoint.sentences:  # before the weights are downloaded
         check_kind(checkpoint.head, checkpoint.config)
-    model = checkpoint.signed_model(torch.float32)
+    joint = image_text_auto(checkpoint.head, checkpoint.config) is not None
+    model = (checkpoint.model if joint else checkpoint.signed_model)(torch.float32)
     images = reads_images(model)
     for processor in checkpoint.processors(model):
-        if isinstance(processor, PreTrainedTokenizerBase) != images:
+        wanted = ProcessorMixin if joint else PreTrainedTokenizerBase
+        if isinstance(processor, wanted) != images:
             break
     else:
-        kind = "image processor" if images else "tokenizer"
+        kind = "processor" if joint else "image processor" if images else "tokenizer"
         raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
     model.config.name_or_path = str(source)  # also of an adapter or a model of timm
     if checkpoint.sentences:

@@ -31,7 +31,6 @@ def read_image(
             images of one size only, as every one whose usual images are not square.
     """
     picture = open_image(image, image_mode(model.config))
-    file = getattr(image, "filename", "") if isinstance(image, Image.Image) else image
     options = {} if size is None else _whole(patch_size(model), picture, size)
     inputs = {"pixel_values": processor([picture], return_tensors="pt", **options)["pixel_values"]}
     length = ForwardCache(model, inputs).length
@@ -52,9 +51,14 @@ def read_image(
         special=[index < leading for index in range(length)],
         token_of_piece=torch.arange(length),
         grid=grid,
-        file=Path(file).name,
+        file=file_name(image),
         places=places,
     )
+
+
+def file_name(image: str | Path | Image.Image) -> str:
+    """The name of the file of an image; "" if it is not known."""
+    return Path(getattr(image, "filename", "") if isinstance(image, Image.Image) else image).name
 
 
 def patch_size(model: PreTrainedModel) -> tuple[int, int]:

@@ -55,6 +55,43 @@ class Example:
     places: Sequence[Place] = ()
 
     @property
+    def part(self) -> str:
+        """What a token is called."""
+        if self.grid is None:
+            return "word"
+        return "patch" if self.text_from == len(self.tokens) else "word or cell"
+
+    @property
+    def boxes(self) -> dict[int, Place]:
+        """The edges of patches and cells by token, in pixels."""
+        return {token: place for token, place in enumerate(self.places) if place and len(place) > 2}
+
+    @property
+    def text_from(self) -> int:
+        """The first token that is drawn as text; those before it are drawn on the picture."""
+        return 0 if self.grid is None else max(self.boxes) + 1
+
+    @property
+    def picture(self) -> Tensor | None:
+        """The image `[channels, height, width]`, if it is known."""
+        return self.inputs["pixel_values"][0] if self.inputs else None
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels, as far as there are patches or cells."""
+        rights, bottoms = zip(*(box[2:] for box in self.boxes.values()), strict=True)
+        return max(bottoms), max(rights)
+
+    def on_grid(self, scores: Tensor) -> Tensor:
+        """Scores `[tokens]` as `[rows, columns]` over the image."""
+        values = scores.new_zeros(self.grid)
+        down, right = (cells / size for cells, size in zip(self.grid, self.image_size, strict=True))
+        for token, box in self.boxes.items():
+            edges = [round(edge * scale) for edge, scale in zip(box, (right, down) * 2, strict=True)]
+            values[edges[1] : edges[3], edges[0] : edges[2]] = scores[token]
+        return values
+
+    @property
     def words(self) -> list[int]:
         """The tokens that are not special."""
         return [index for index, special in enumerate(self.special) if not special]

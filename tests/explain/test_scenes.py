@@ -1,0 +1,269 @@
+"""Explanations of models that read an image with a text."""
+
+import re
+
+import pytest
+import torch
+from PIL import Image
+from transformers import DetrConfig, DetrForObjectDetection, WhisperConfig, WhisperForConditionalGeneration, pipeline
+from typer.testing import CliRunner
+
+import hf_bidir
+from hf_bidir.cli import app
+from hf_bidir.explain import explain, explain_each
+from hf_bidir.explain.inputs.image_text import read_scene
+from hf_bidir.explain.inputs.scene import Cell, Word
+from hf_bidir.explain.scenes import deletions
+from tests.explain.conftest import bert, picture, saved, tokenizer, vit
+from tests.explain.scene_models import CELLS, GREY, QUESTION, SIDE, WORDS, spotted, trained, two_towers, untrained
+
+SPOT = (1, 2)
+CLASSES = ["a red car", "a cat", "a blue cat"]
+
+
+@pytest.fixture(scope="module")
+def namer():
+    """A model that names the colour of the one cell that is not grey, and its processor."""
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def named(namer):
+    return explain(*namer, (spotted("green", *SPOT), QUESTION))
+
+
+def next_logits(model, processor, image, question):
+    """The logits of the next token, by the processor's own template, without hf_bidir."""
+    content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    inputs = processor.apply_chat_template([{"role": "user", "content": content}], **options)
+    with torch.no_grad():
+        return model(**inputs).logits[0, -1]
+
+
+def similarities(model, processor, image, texts):
+    padding = {"padding": "max_length", "max_length": 64} if "Siglip" in type(model).__name__ else {"padding": True}
+    with torch.no_grad():
+        return model(**processor(images=image, text=texts, return_tensors="pt", **padding)).logits_per_image[0]
+
+
+def painted(image, cell):
+    """The image with a cell in grey, by pixels."""
+    image, side = image.copy(), SIDE // cell.rows
+    for x in range(cell.column * side, (cell.column + 1) * side):
+        for y in range(cell.row * side, (cell.row + 1) * side):
+            image.putpixel((x, y), GREY)
+    return image
+
+
+def without_word(text, word):
+    return " ".join(each for each in text.split() if each != word)
+
+
+def test_a_model_that_names_the_color_of_a_cell_is_explained_by_that_cell_and_the_word_that_asks_for_it(named):
+    assert named.prediction == '"green"'
+    cells = dict(zip(named.example.parts, named.scores.tolist(), strict=True))
+    words = {str(part): cells.pop(part) for part in named.example.parts if not isinstance(part, Cell)}
+    left, upper, right, lower = max(cells, key=cells.get).box(CELLS, CELLS)
+    assert (upper, left) == SPOT
+    assert (lower, right) == (SPOT[0] + 1, SPOT[1] + 1)
+    assert max(words, key=words.get) == "color"
+    assert min(max(cells.values()), max(words.values())) > 1
+
+
+def test_each_score_is_the_fall_of_y_without_the_word_or_the_cell(namer, named):
+    image, green = spotted("green", *SPOT), WORDS.index("green")
+
+    def y(*inputs):
+        logits = next_logits(*namer, *inputs)
+        return (logits[green] - logits.mean()).item()
+
+    whole = y(image, QUESTION)
+    assert named.value == pytest.approx(whole, rel=1e-5)
+    for part, score in zip(named.example.parts, named.scores.tolist(), strict=True):
+        inputs = (
+            (painted(image, part), QUESTION) if isinstance(part, Cell) else (image, without_word(QUESTION, str(part)))
+        )
+        assert score == pytest.approx(whole - y(*inputs), rel=1e-5, abs=1e-5)
+
+
+def test_a_contrast_is_the_logit_of_one_token_minus_that_of_another(namer):
+    found = explain(*namer, (spotted("green", *SPOT), QUESTION), target="green", instead_of="blue", verdict=False)
+    logits = next_logits(*namer, spotted("green", *SPOT), QUESTION)
+    assert found.value == pytest.approx((logits[WORDS.index("green")] - logits[WORDS.index("blue")]).item(), rel=1e-5)
+
+
+def test_the_tokens_of_an_answer_have_a_row_each(namer):
+    model, processor = namer
+    image = spotted("green", *SPOT)
+    answer = explain(model, processor, {"image": image, "text": QUESTION}, new_tokens=2)
+    first = explain(model, processor, (image, QUESTION), verdict=False)
+    (scores,) = answer.scores.values()
+    by_token = dict(zip(answer.source, scores[0].tolist(), strict=True))
+    assert answer.written[0] == "green"
+    assert len(scores) == len(answer.written) == 2
+    assert by_token["color"] == pytest.approx(first.scores[first.tokens.index("color")].item(), rel=1e-4)
+    # the second token follows the first one
+    second = next_logits(model, processor, image, f"{QUESTION} answer green")
+    assert answer.probabilities[1] != pytest.approx(answer.probabilities[0])
+    assert second.shape == (len(WORDS),)
+    assert answer.listing.scores.tolist() == pytest.approx(scores.sum(0).tolist())
+    assert answer.page().count("data:image/png") == 2
+    assert answer.written[1] in str(answer)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_the_similarity_of_an_image_and_a_text_falls_by_the_score_without_a_part(name):
+    model, processor = two_towers(name)
+    image = picture().resize((SIDE, SIDE))
+    found = explain(model, processor, (image, "a red car"))
+    whole = similarities(model, processor, image, ["a red car"]).item()
+    assert found.value == pytest.approx(whole, rel=1e-5)
+    for part, score in zip(found.example.parts, found.scores.tolist(), strict=True):
+        cell = isinstance(part, Cell)
+        left = (painted(image, part), "a red car") if cell else (image, without_word("a red car", str(part)))
+        y = similarities(model, processor, left[0], [left[1]]).item()
+        assert score == pytest.approx(whole - y, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_texts_as_classes_have_the_probabilities_of_the_zero_shot_pipeline(name):
+    model, processor = two_towers(name)
+    image = picture()
+    classify = pipeline(
+        "zero-shot-image-classification",
+        model=model,
+        tokenizer=processor.tokenizer,
+        image_processor=processor.image_processor,
+    )
+    ranked = classify(image, candidate_labels=CLASSES, hypothesis_template="{}")
+    found = explain(model, processor, {"image": image, "text": CLASSES}, verdict=False)
+    assert found.prediction == ranked[0]["label"]
+    assert found.probability == pytest.approx(ranked[0]["score"], rel=1e-4)
+
+
+def test_one_class_instead_of_another_has_the_words_of_both():
+    model, processor = two_towers("clip")
+    image = picture()
+    found = explain(model, processor, (image, CLASSES), target="a cat", instead_of="a red car", verdict=False)
+    logits = similarities(model, processor, image, CLASSES)
+    assert found.value == pytest.approx((logits[1] - logits[0]).item(), rel=1e-5)
+    assert [str(part) for part in found.example.parts if isinstance(part, Word)] == ["a", "cat", "a", "red", "car"]
+    car = similarities(model, processor, image, ["a cat", "a red"])
+    assert found.scores[-1].item() == pytest.approx(found.value - (car[0] - car[1]).item(), rel=1e-4)
+
+
+def test_a_signed_model_with_no_negative_mass_has_the_scores_of_the_stock_one():
+    image = picture()
+    stock = explain(*two_towers("clip"), (image, "a red car"))
+    model, processor = two_towers("clip")
+    signed = explain(hf_bidir.signed(model, 0.0), processor, (image, "a red car"))
+    torch.testing.assert_close(signed.scores, stock.scores, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(signed.value, stock.value, atol=1e-5, rtol=1e-4)
+
+
+def test_a_processor_without_a_chat_template_gets_its_image_token(namer):
+    model, processor = namer
+    _, bare = untrained()
+    bare.chat_template = None
+    image = spotted("red", *SPOT)
+    found = explain(model, bare, (image, f"{QUESTION} answer"), verdict=False)
+    logits = next_logits(model, processor, image, QUESTION)
+    assert found.value == pytest.approx((logits.max() - logits.mean()).item(), rel=1e-5)
+
+
+def test_cells_of_a_grid_cover_every_pixel_once():
+    pixels = torch.zeros(37, 50)
+    for row in range(4):
+        for column in range(4):
+            for cell in Cell(4, row, column).quarters:
+                left, upper, right, lower = cell.box(50, 37)
+                pixels[upper:lower, left:right] += 1
+    assert (pixels == 1).all()
+
+
+def test_the_cell_that_matters_is_divided_and_one_whose_quarters_do_not_matter_alone_stays_whole():
+    model, processor = two_towers("clip")
+    scene = read_scene(model, processor, (Image.new("RGB", (64, 64), "white"), "a cat"))
+
+    def small(inputs):  # y needs a corner of one cell
+        return inputs["pixel_values"][:, :, 1, 1].mean(1)
+
+    def redundant(inputs):  # y needs anything white of one cell
+        return inputs["pixel_values"][:, :, :4, :4].amax((1, 2, 3))
+
+    divided, scores, _ = deletions(scene, small, [0], 40)
+    best = divided.parts[int(scores.argmax())]
+    assert best.rows >= 16
+    assert (best.row * 16 // best.rows, best.column * 16 // best.rows) == (1, 1)
+    whole, scores, _ = deletions(scene, redundant, [0], 40)
+    assert whole.parts[int(scores.argmax())] == Cell(4, 0, 0)
+
+
+def test_page_terminal_and_figure_have_the_image_and_the_words(named):
+    page = named.page()
+    assert page.count("data:image/png") == 1
+    assert re.search(r"<b[^>]*>color</b>", page)
+    assert "patch" not in page
+    assert "patch" not in str(named)
+    assert "cell in row 1, column 2 of 4 × 4" in str(named)
+    drawn = {text.get_text() for figure in named.plot().subfigs for axes in figure.axes for text in axes.texts}
+    assert any(text.startswith("color") for text in drawn)
+
+
+def test_a_list_of_images_with_texts_is_explained_one_by_one():
+    model, processor = two_towers("clip")
+    images = [{"image": picture(), "text": text} for text in ("a cat", "a red car")]
+    found = list(explain_each(model, processor, images))
+    assert [each.value for each in found] == [explain(model, processor, image).value for image in images]
+
+
+def test_the_command_explains_an_image_with_a_text(tmp_path):
+    folder = saved(*two_towers("clip"), tmp_path / "model")
+    file = tmp_path / "photo.png"
+    picture().save(file)
+    command = ["explain", str(folder), str(file), "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*command, "--text", "a cat", "--text", "a red car", "--instead-of", "a cat"])
+    result = result if result.exit_code == 0 else CliRunner().invoke(app, [*command, "--text", "a cat"])
+    assert result.exit_code == 0, result.output
+    assert "photo.png" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    alone = CliRunner().invoke(app, command)
+    assert alone.exit_code != 0
+    assert "expected an image and a text (--text)" in alone.output
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "named"),
+    [
+        ("clip", "a cat", "expected an image and a text"),
+        ("clip", (picture(), "  "), "at least one word"),
+        ("clip", (picture(), []), "at least one word"),
+        ("llava", (picture(), CLASSES), "expected an image and a text"),
+        ("text", picture(), "expected a text"),
+        ("image", (picture(), "a cat"), "expected the path of an image or a PIL image, got a tuple"),
+    ],
+)
+def test_inputs_of_another_kind_are_named(model, inputs, named):
+    made = {
+        "clip": lambda: two_towers("clip"),
+        "llava": untrained,
+        "text": lambda: (bert(), tokenizer()),
+        "image": lambda: (vit(), two_towers("clip")[1].image_processor),
+    }
+    with pytest.raises(ValueError, match=named):
+        explain(*made[model](), inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (lambda: DetrForObjectDetection._from_config(DetrConfig(use_timm_backbone=False)), "detection"),
+        (lambda: WhisperForConditionalGeneration(WhisperConfig()), "sound or video"),
+    ],
+)
+def test_detection_and_sound_are_refused_in_one_line(model, named):
+    with torch.device("meta"):
+        made = model()
+    with pytest.raises(ValueError, match=named) as error:
+        explain(made, tokenizer(), picture())
+    assert "\n" not in str(error.value)
