@@ -177,7 +177,7 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Re
     text = parted(processor, text_or_image, request)
     if not isinstance(text, str | Text):
         raise ValueError(
-            f"expected a text for {type(model).__name__}, got {type(text).__name__}; pass the text itself. "
+            f"expected a text for {type(model).__name__}, got a {type(text).__name__}; pass the text itself. "
             "Pairs of texts cannot be explained yet."
         )
     example = read_text(processor, text, text_limit(model, processor))

@@ -159,7 +159,7 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
     if several or hasattr(config, "num_frames") or head.main_input_name not in ("input_ids", "pixel_values"):
         raise ValueError(
             f"expected a model of a text, an image, or both with logits; {head.__name__} takes sound or video, or has "
-            "no logits for both, which cannot be explained."
+            "no logits of both, which cannot be explained."
         )
     if kind_of(head.__name__).task in ("question-answering", "multiple-choice"):
         raise ValueError(

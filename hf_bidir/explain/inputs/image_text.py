@@ -48,8 +48,11 @@ def read_scene(model: PreTrainedModel, processor: Any, inputs: Any) -> Scene:
                 f'expected an image and a text (--text) for {name}, such as {{"image": "photo.jpg", "text": "a cat"}}; '
                 f"got {inputs!r}."
             )
-    words = [WORD.findall(text) for text in texts]
-    if not texts or not all(words):
+    words, start = [], 0
+    for index, text in enumerate(map(str.strip, texts)):
+        words.append([Word(index, start + match.start(), match[0]) for match in WORD.finditer(text)])
+        start += len(text) + 1
+    if not words or not all(words):
         raise ValueError(f"expected a text with at least one word, got {texts!r}.")
     image = open_image(file)
     reader = partial(_asked, processor, _prefix(processor, image)) if writes else partial(_compared, processor)
@@ -62,7 +65,7 @@ def read_scene(model: PreTrainedModel, processor: Any, inputs: Any) -> Scene:
         file=file_name(file),
         image=image,
         color=_mean_color(processor.image_processor, image),
-        texts=[[Word(index, *placed) for placed in enumerate(each)] for index, each in enumerate(words)],
+        texts=words,
         prepared=prepared,
     )
 
