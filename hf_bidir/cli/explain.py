@@ -79,7 +79,7 @@ def explain(
         bool, typer.Option("--json", help="Print the explanation as JSON, and nothing else; write no page.")
     ] = False,
     output: Annotated[
-        Path, typer.Option(help="Output folder for the page; for a table a file .csv, .tsv or .jsonl.")
+        Path, typer.Option(help="Output folder for the page; for a table a file, .csv or .jsonl.")
     ] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
@@ -179,11 +179,10 @@ def _explain_rows(checkpoint: str, source: Path, columns: list[str], output: Pat
 
     from hf_bidir.explain.inputs.checkpoint import load_checkpoint
     from hf_bidir.explain.request import Request
-    from hf_bidir.explain.rows import Rows, check_output, explain_rows
+    from hf_bidir.explain.rows import Rows, explain_rows
     from hf_bidir.finetune.data.sources import read_table
 
     disable_progress_bars()  # of reading the table
-    check_output(output, source)
     rows = Rows(source, read_table(str(source)), columns, output)
     rows.check()
     typer.echo(f"Loading {checkpoint} …", err=True)
@@ -201,10 +200,7 @@ def _explain_rows(checkpoint: str, source: Path, columns: list[str], output: Pat
 def _text(source: str | None, file: str | None) -> str:
     """The text, or the content of the file, without the line breaks at its end."""
     if (source is None) == (file is None):
-        raise ValueError(
-            "expected either a text, the path of an image or a table, or --file with a text; got "
-            f"{'neither' if file is None else 'both'}."
-        )
+        raise ValueError("expected either a text (or the path of an image or a table) or --file with a text.")
     if file is None:
         return str(source)
     text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")

@@ -150,10 +150,10 @@ def parted(tokenizer: Any, text: Any, request: Request) -> Any:
 
 def _several(inputs: Any) -> Iterable[ONE]:
     """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair, and a table has columns."""
-    columns = list(getattr(inputs, "column_names", None) or getattr(inputs, "columns", ()))
-    is_table = bool(columns) or getattr(inputs, "ndim", 1) != 1
+    columns: Any = getattr(inputs, "column_names", getattr(inputs, "columns", None))
+    is_table = columns is not None or getattr(inputs, "ndim", 1) != 1
     if is_table or isinstance(inputs, ONE | Mapping | tuple) or not isinstance(inputs, Iterable):
-        named = f": {', '.join(map(str, columns))}" if columns else ""
+        named = f": {', '.join(map(str, columns))}" if columns is not None else ""
         raise ValueError(
             f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
             f"table{named}. A tuple is a pair of texts, which cannot be explained yet. `explain` takes a single text "

@@ -147,11 +147,11 @@ class Explanation(Prediction, Result):
         return f"{self.definition} {caption}: {method.how_to_read}{sums}.".lstrip()
 
     @staticmethod
-    def from_json(source: str | Path | Mapping[str, Any]) -> "Explanation":
+    def from_json(source: str | Path) -> "Explanation":
         """The explanation that `to_json` wrote, which prints and draws the same, but of an image the patches alone.
 
         Args:
-            source: the JSON, the path of its file, or its content as from `to_dict`.
+            source: the JSON, or the path of its file.
 
         Raises:
             ValueError: something else, JSON of another schema, or that of generated text.

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hf_bidir.explain.api import outcomes
 from hf_bidir.explain.request import Request
 from hf_bidir.explain.result import Explanation
 
-SEPARATORS = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
+CSV, LINES = ".csv", ".jsonl"
 PART = 64  # rows that are batched and stored together, by however many processes, on which no score then depends
 ADDED = ("prediction", "probability", "explained", "y", "method", "strongest", "explanation", "error")
 Row = dict[str, Any]
@@ -36,7 +37,7 @@ class Rows:
         source: the file that it was read from.
         table: a data set of `datasets`.
         columns: that of texts or images, or two of pairs.
-        output: the file to write, in one of the formats of `SEPARATORS`.
+        output: the file to write, .csv or .jsonl (JSON lines).
     """
 
     source: Path
@@ -45,7 +46,9 @@ class Rows:
     output: Path
 
     def check(self) -> None:
-        """Raise ValueError for a missing column, or one that the explanations add."""
+        """Raise ValueError for another output, for a missing column, and for one that the explanations add."""
+        if self.output.suffix not in (CSV, LINES):
+            raise ValueError(f"expected a file that ends with {CSV} or {LINES} for --output, got {self.output}.")
         names = self.table.column_names
         for column in self.columns:
             if column not in names:
@@ -67,15 +70,6 @@ class Rows:
         return values if len(values) > 1 else values[0]
 
 
-def check_output(output: Path, source: Path) -> None:
-    """Raise ValueError unless explanations of the rows of `source` can be written to `output`."""
-    if output.suffix not in SEPARATORS or output.resolve() == source.resolve():
-        raise ValueError(
-            f"expected --output with another file that ends with {', '.join(SEPARATORS)}, for the rows of {source} "
-            f"with their explanations; got {output}."
-        )
-
-
 def explain_rows(model: PreTrainedModel, processor: Any, rows: Rows, request: Request) -> int | None:
     """Write the rows with their explanations; those that cannot be explained with an error, which is also printed.
 
@@ -88,7 +82,7 @@ def explain_rows(model: PreTrainedModel, processor: Any, rows: Rows, request: Re
     # otherwise accelerate, with a CUDA build of torch on a CPU, joins no process group; the slowest process is awaited
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     count, folder = len(rows.table), rows.folder(request, model.config.name_or_path)
-    parts = {folder / f"{start:012}.jsonl": range(start, min(start + PART, count)) for start in range(0, count, PART)}
+    parts = {folder / f"{start:012}{LINES}": range(start, min(start + PART, count)) for start in range(0, count, PART)}
     mine = list(parts.items())[state.process_index :: state.num_processes]
     total = sum(len(numbers) for _, numbers in mine)
     with (
@@ -107,7 +101,8 @@ def explain_rows(model: PreTrainedModel, processor: Any, rows: Rows, request: Re
                 chosen[place] |= _added(one, numbers[place])
                 bar.update()
             with replacing(part) as temporary:
-                temporary.write_text("".join(json.dumps(row, default=str) + "\n" for row in chosen))
+                lines = [json.dumps(row, default=str, ensure_ascii=False) + "\n" for row in chosen]
+                temporary.write_text("".join(lines), encoding="utf-8")
     state.wait_for_everyone()
     if not state.is_main_process:
         return None
@@ -128,29 +123,28 @@ def _added(found: Explanation | Exception, number: int) -> Row:
         "y": found.value,
         "method": found.method,
         "strongest": ", ".join(f"{score} {token}" for token, score in found.listing.strongest()),
-        "explanation": found.to_dict(),
+        "explanation": found.to_json(),
         "error": None,
     }
 
 
 def _join(parts: Sequence[Path], rows: Rows) -> int:
     """Write the output from its parts; the number of rows with an error."""
-    failed, separator = 0, SEPARATORS[rows.output.suffix]
+    failed, is_csv = 0, rows.output.suffix == CSV
     with replacing(rows.output) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.DictWriter(stream, [*rows.table.column_names, *ADDED], delimiter=separator or ",")
-        if separator:
+        table = csv.DictWriter(stream, [*rows.table.column_names, *ADDED])
+        if is_csv:
             table.writeheader()
-        for row in _stored(parts):
+        for line in chain.from_iterable(map(_lines, parts)):
+            row = json.loads(line)
             failed += row["error"] is not None
-            if separator:
-                table.writerow(row | {"explanation": json.dumps(row["explanation"], ensure_ascii=False)})
+            if is_csv:
+                table.writerow(row)
             else:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                stream.write(line)
     return failed
 
 
-def _stored(parts: Sequence[Path]) -> Iterator[Row]:
-    """The rows of all parts."""
-    for part in parts:
-        with part.open(encoding="utf-8") as stream:
-            yield from map(json.loads, stream)
+def _lines(part: Path) -> Iterator[str]:
+    with part.open(encoding="utf-8") as stream:
+        yield from stream

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from hf_bidir.explain.verdict import Verdict
 
 SCHEMA = 1
 OF_EXAMPLE = ("text", "tokens", "places", "special", "template", "grid", "file")
-Made = TypeVar("Made")
 
 
 def written(result: Result) -> str:
@@ -38,13 +37,13 @@ def _plain(value: Tensor | date) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value.isoformat()
 
 
-def read(source: str | Path | Mapping[str, Any]) -> Explanation:
+def read(source: str | Path) -> Explanation:
     """The explanation that was written; the arguments and errors are those of `Explanation.from_json`."""
-    content = source
-    if isinstance(source, str | Path):
-        is_path = isinstance(source, Path) or not source.lstrip().startswith("{")
-        content = json.loads(Path(source).read_text(encoding="utf-8") if is_path else source)
-    if not isinstance(content, Mapping) or content.get("schema") != SCHEMA or "value" not in content:
+    text = str(source)
+    if not text.startswith("{"):
+        text = Path(source).read_text(encoding="utf-8")
+    content = json.loads(text)
+    if content.get("schema") != SCHEMA or "value" not in content:
         raise ValueError(
             f"expected an explanation of one text or image with schema {SCHEMA}, as to_json writes it; got "
             f"{shortened(str(source))}"
@@ -69,7 +68,7 @@ def _verdict(content: Mapping[str, Any]) -> Verdict:
     return _made(Verdict, content, before=_made(Prediction, before), after=after and _made(Prediction, after))
 
 
-def _made(kind: type[Made], content: Mapping[str, Any], **others: Any) -> Made:
+def _made(kind: Any, content: Mapping[str, Any], **others: Any) -> Any:
     """A dataclass of those entries that are its fields, and of others in their place."""
     entries = {field.name: content[field.name] for field in fields(kind) if field.name in content}
     return kind(**entries | others)

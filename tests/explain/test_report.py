@@ -34,7 +34,7 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
 def test_json_alone_is_printed_where_it_is_asked_for(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(checkpoint, TEXT, "--json")
-    assert str(Explanation.from_json(json.loads(result.stdout))) == str(explain(*load_checkpoint(checkpoint), TEXT))
+    assert str(Explanation.from_json(result.stdout)) == str(explain(*load_checkpoint(checkpoint), TEXT))
     assert not (tmp_path / "explanation").exists()
 
 
@@ -58,8 +58,8 @@ def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path)
             "got the file name absent.PNG; BidirBertForSequenceClassification is a model of texts",
         ),
         (("{folder}", "{folder}/texts.json", "--chat"), 'a list of messages {"role": "user"'),
-        (("{folder}",), "or --file with a text; got neither"),
-        (("{folder}", TEXT, "--file", "{folder}/config.json"), "or --file with a text; got both"),
+        (("{folder}",), "either a text (or the path of an image or a table) or --file"),
+        (("{folder}", TEXT, "--file", "{folder}/config.json"), "or --file with a text."),
         (("{folder}", "--file", "{folder}/absent.txt"), "absent.txt"),
     ],
 )
