@@ -21,11 +21,10 @@ examples:
 The student starts as the teacher, with centred keys and values, which does not change softmax attention
 (layers without biases, such as Llama's, are not centred). Then its negative mass gets its final value, at once or
 slowly (--negative_mass_until), and it learns to match the teacher's hidden states in every layer, and its logits, for
-one pass over the data, but 300 to 1,000 steps (--max_steps). It ends earlier where three evaluations bring no
-improvement. The best checkpoint has the smallest loss of evaluation: the divergence from the teacher's classes or
-tokens, or without a head the relative error of the last hidden states. No labels are needed, and one healed
-checkpoint serves every later task: fine-tune it with text_classification.py, causal_lm.py or image_classification.py
---model_name_or_path FOLDER.
+one pass over the data, but 300 to 1,000 steps (--max_steps). The best checkpoint has the smallest loss of evaluation:
+the divergence from the teacher's classes or tokens, or without a head the relative error of the last hidden states.
+No labels are needed, and one healed checkpoint serves every later task: fine-tune it with text_classification.py,
+causal_lm.py or image_classification.py --model_name_or_path FOLDER.
 
 A model that generates text reads joined texts and matches the teacher's next token instead of its states (--match
 logits). A softmax checkpoint of one gets balanced attention with λ = 0.2 by default, because pretrained language

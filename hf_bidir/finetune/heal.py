@@ -76,7 +76,7 @@ class HealingScheduleArguments(ScheduleArguments):
 
 @dataclass
 class DistillationArguments(StepArguments):
-    """Run options of distillation: it ends when predictions on held-out data come no closer to the teacher's."""
+    """Run options of distillation, which keeps the checkpoint that predicts most like the teacher."""
 
     max_steps: int = option(
         0, "Optimizer steps, -1 counts epochs; default: one pass over the data, 300 to 1,000 steps."
