@@ -7,15 +7,15 @@
     python -m training.checkpoints cifar10-dinov2 --data-dir DIR --dinov2 FOLDER   # hours for each of the two
     hf-bidir card model_cards/NAME                  # no training: renew a card from its files
 
-Each pair is one recipe with two attention activations, trained with several seeds, except that sst2-minilm-tanhmax is
-converted from its counterpart and healed; the model of the first seed becomes the checkpoint. Then, for both:
-`hf-bidir evaluate`, a picture of contributions, the card. Runs go to runs/checkpoints/NAME (later seeds to
-runs/checkpoints/seeds); a finished run is not repeated, an interrupted one continues. Card, numbers and pictures are
-copied to model_cards/NAME, and the weights too if they are below 10 MB or those of sst2-minilm-tanhmax, which is saved
-in half precision.
+Each pair is one recipe with two attention activations, trained with several seeds; the model of the first seed becomes
+the checkpoint. Then, for both: `hf-bidir evaluate`, a picture of contributions, the card. Runs go to
+runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished run is not repeated, an interrupted one
+continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too if they are below 10 MB or
+those of minilm-tanhmax. The sst2-minilm checkpoints are LoRA adapters of model_cards/minilm-tanhmax, so run this in the
+root folder of a clone, and of all-MiniLM-L6-v2, which is named as on the Hub even if --minilm gives a folder.
 
-minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, also in half precision.
-research/conversions measures it (embeddings.py, and run.py with the variant "encoder").
+minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, in half precision. research/conversions
+measures it (embeddings.py, and run.py with the variant "encoder").
 
 `DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files), cifar10_jpeg and
 sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed
@@ -38,6 +38,7 @@ import yaml
 
 from benchmarks.runs import markdown
 from benchmarks.seeds import compare, mean_and_deviation
+from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.cli.script import read_recipe, run_script
@@ -58,8 +59,9 @@ SHOWN = ("*.json", "*.png")
 DIGITS = 4
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
 ENCODER = "minilm"
-PRETRAINED = {"minilm": "all-MiniLM-L6-v2", "dinov2": "DINOv2-small"}  # by a part of the names of its pairs
-LARGE = ("sst2-minilm-tanhmax", "minilm-tanhmax")  # committed once although they have 45 MB
+# the models on the Hub for which a folder can be given, by the option that takes it
+PRETRAINED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2", "dinov2": "facebook/dinov2-small"}
+LARGE = "minilm-tanhmax"  # committed once although it has 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
 SENTENCE = "a charming film with a weak ending"
 PROMPT = "This is one of the worst movies I have ever"
@@ -94,8 +96,6 @@ class Pair:
         data: the folder under --data-dir with the data.
         files: by the option that takes it, a file in that folder.
         options: further options of a checkpoint's run, by its name.
-        healed: whether NAME-tanhmax is not trained on labels, but converted from its counterpart of the same seed and
-            healed by the defaults of `hf-bidir convert --heal`, but for its `options`.
         note: a sentence for readers who compare the two.
         half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
     """
@@ -105,7 +105,6 @@ class Pair:
     data: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    healed: bool = False
     seeds: int = 3
     note: str = "Both have the same learning rate; the best rate of each may differ."
     half: bool = False
@@ -131,8 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}; by default all")
     parser.add_argument("--data-dir", type=Path, help="read local files from here; by default the Hub's data sets")
-    for model, title in PRETRAINED.items():
-        parser.add_argument(f"--{model}", type=Path, help=f"a folder with {title}; by default from the Hub")
+    for option, model in PRETRAINED.items():
+        parser.add_argument(f"--{option}", type=Path, help=f"a folder with {model}; by default from the Hub")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -181,24 +180,15 @@ def run_folder(name: str, seed: int) -> Path:
 
 
 def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None:
-    """Train a checkpoint by its recipe, or heal its counterpart of the same seed, which is trained first."""
-    counterpart = pair.checkpoints[1]
-    heals = pair.healed and name != counterpart
-    if heals:
-        trained(counterpart, pair, seed, options)
-        main, softmax = distill.main, read_recipe(RECIPES / f"{counterpart}.yaml")
-        recipe = {"model_name_or_path": run_folder(counterpart, seed), "dataset_name": softmax["dataset_name"]}
-    else:
-        main = import_module(f"training.{pair.script}").main
-        recipe = read_recipe(RECIPES / f"{name}.yaml") | {"license": LICENSE}
-        for model in PRETRAINED:
-            if model in name and (folder := getattr(options, model)):
-                recipe["model_name_or_path"] = folder
+    """Train a checkpoint by its recipe."""
+    recipe = read_recipe(RECIPES / f"{name}.yaml") | {"license": LICENSE}
+    for option, model in PRETRAINED.items():
+        if recipe.get("model_name_or_path") == model and (folder := getattr(options, option)):
+            recipe["model_name_or_path"] = folder
     if options.data_dir and pair.data:
-        files = {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
-        recipe |= {"train_file": files["train_file"]} if heals else files
+        recipe |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
     recipe |= {"seed": seed, "output_dir": run_folder(name, seed)}
-    main(on_device(recipe | pair.options.get(name, {})))
+    import_module(f"training.{pair.script}").main(on_device(recipe | pair.options.get(name, {})))
 
 
 def on_device(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -270,14 +260,14 @@ def draw_explanation(folder: Path, test: str | None) -> None:
 
 
 def publish_card(folder: Path) -> Path:
-    """Copy the description of a checkpoint to model_cards/, with small weights and those of LARGE; write its card."""
+    """Copy the description of a checkpoint to model_cards/, with small weights and those of `LARGE`; write its card."""
     target = CARDS / folder.name
     target.mkdir(parents=True, exist_ok=True)
     for name, file in matching(target, ("*", "*/*")).items():  # from an earlier run
         if name != "README.md":  # with what a person added to the card
             file.unlink()
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    committed = folder.name in LARGE or size < SMALL
+    committed = folder.name == LARGE or size < SMALL
     patterns: tuple[str, ...] = (*SHOWN, *MODULES)
     if committed:
         patterns += ("*.safetensors",)
@@ -285,9 +275,20 @@ def publish_card(folder: Path) -> Path:
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target / name)
     name_data(target)
+    base = name_base(target)
     if committed and "auto_map" in read_json(target / "config.json"):  # a stock model needs none
         write_code(target)
-    return write_card(target)
+    return write_card(target, base=base)
+
+
+def name_base(folder: Path) -> str | None:
+    """Name the base of an adapter as the Hub does, unless it is in this clone; return the name that it had."""
+    config = read_json(folder / ADAPTER_CONFIG)
+    base = config.get("base_model_name_or_path")
+    if base and not (CARDS / Path(base).name).is_dir():
+        public = read_json(folder / RECORD)["recipe"]["base_model"]
+        write_json(folder / ADAPTER_CONFIG, config | {"base_model_name_or_path": public})
+    return base
 
 
 def name_data(folder: Path) -> None:

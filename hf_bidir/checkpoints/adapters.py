@@ -1,6 +1,7 @@
-"""LoRA adapters of peft on signed models: a folder with the adapter's weights, whose config names the base model.
+"""LoRA adapters of peft: a folder with the adapter's weights, whose config names the base model.
 
-An adapter keeps the attention of its base, so the base is always a signed checkpoint.
+An adapter keeps the attention of its base. A stock base counts only if the adapter's record has it: otherwise the model
+may have been signed in memory, and would silently become softmax.
 """
 
 import copy
@@ -19,6 +20,7 @@ from hf_bidir.checkpoints.kinds import KINDS, NO_HEAD
 from hf_bidir.common.extras import extra
 from hf_bidir.common.files import RECORD, check_place, read_json, sha256
 from hf_bidir.common.model_types import is_signed
+from hf_bidir.modeling.compat import stock_heads
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
 
 if TYPE_CHECKING:
@@ -48,6 +50,12 @@ class Adapter:
         return base
 
     @property
+    def place(self) -> str | Path:
+        """Where the base is: the folder that is named, or one of that name beside the adapter; otherwise the Hub."""
+        beside = self.folder.parent / Path(self.base).name
+        return beside if beside.is_dir() and not Path(self.base).is_dir() else self.base
+
+    @property
     def revision(self) -> str | None:
         """The revision of the base model on the Hub."""
         return self.config.get("revision")
@@ -64,8 +72,8 @@ class Adapter:
 
     def model_config(self, base: PretrainedConfig) -> PretrainedConfig:
         """The config of its model: a copy of that of the base, with the adapter's head and the fields of the run;
-        ValueError if the base is not signed, or has no head for the adapter's task."""
-        if not is_signed(type(base).model_type):
+        ValueError if the base may have been signed in memory, or has no head for the adapter's task."""
+        if not is_signed(type(base).model_type) and "base" not in self.record:
             raise ValueError(
                 f"the base model of the adapter {self.source}, {self.base}, is a stock {base.model_type}. If it was "
                 f'signed in memory, save the signed model and name its folder as "base_model_name_or_path" in '
@@ -97,11 +105,12 @@ class Adapter:
             return named
         task = self.config.get("task_type")
         auto = next((kind.auto for kind in KINDS if kind.peft_task == task), NO_HEAD.auto)
-        if auto not in base.auto_map:
+        heads = getattr(base, "auto_map", None) or stock_heads(base.model_type)
+        if auto not in heads:
             raise ValueError(
                 f"{self.source} is an adapter for {auto}, which its base, a {base.model_type}, does not have."
             )
-        return base.auto_map[auto].rpartition(".")[2]
+        return heads[auto].rpartition(".")[2]
 
     def check_base(self, base: str | Path, config: PretrainedConfig, revision: str | None) -> None:
         """Raise ValueError if the run had another base: other weights, or another attention in its config."""
@@ -131,6 +140,7 @@ class Adapter:
             adapted = PeftModel.from_pretrained(model, str(self.folder))
         except (SafetensorError, KeyError, RuntimeError, ValueError) as error:  # incomplete, or other names or shapes
             raise ValueError(f"{refused}, or cannot be read: {error}") from error
+        adapted.active_peft_config.base_model_name_or_path = model.name_or_path  # where peft looks for its vocabulary
         if unequal := get_peft_model_state_dict(adapted).keys() ^ saved:
             raise ValueError(f"{refused}: {len(unequal)} weights are only in one of them, such as {min(unequal)}.")
         check_untied(adapted)

@@ -86,7 +86,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
 def merge_adapter(
     source: str | Path, output_dir: str | Path, *, base: str | Path | None = None, overwrite: bool = False
 ) -> float:
-    """Write the signed checkpoint that an adapter and its base model make together, in fp32, with its processors.
+    """Write the checkpoint that an adapter and its base model make together, in fp32, with its processors.
 
     Args:
         base: the folder or Hub name of the base model; by default the one that the adapter names.

@@ -3,6 +3,7 @@
 A model of sentence-transformers is downloaded completely when it is opened.
 """
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,6 @@ class Checkpoint:
             FileNotFoundError: there are no weights.
             ValueError: an unknown head, or weights that are missing or unreadable.
         """
-        if self.adapter:
-            return merged(self.adapted(dtype, **options))
         return self._loaded(self.head, dtype, options)
 
     def signed_model(
@@ -182,6 +181,8 @@ class Checkpoint:
     ) -> PreTrainedModel:
         if self.vit:
             return self.vit[0]
+        if self.adapter:
+            return merged(self.adapted(dtype, **options))
         if isinstance(self.config, head.config_class):  # not where a checkpoint of two parts is read as one of them
             options = {"config": self.config} | options
         return complete_model(head, self.transformer, dtype, **options)
@@ -204,8 +205,8 @@ def open_checkpoint(
 
     Raises:
         FileNotFoundError: the checkpoint, or the base of an adapter, does not exist.
-        ValueError: an unknown model type, a newer version's attention fields, an adapter whose base is not signed, or
-            a timm model that is no plain ViT.
+        ValueError: an unknown model type, a newer version's attention fields, an adapter whose base may have been
+            signed in memory, or a timm model that is no plain ViT.
     """
     if is_timm(source):
         vit = vit_from_timm(source if isinstance(source, nn.Module) else read_timm(str(source), weights))
@@ -225,7 +226,7 @@ def open_checkpoint(
 
 def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
     revision = adapter.revision if base is None else None
-    base = adapter.base if base is None else base
+    base = adapter.place if base is None else base
     if read_adapter(base):
         raise ValueError(
             f"the base model of the adapter {adapter.source}, {base}, is an adapter itself; merge it first."
@@ -261,7 +262,7 @@ def complete_model(
 
 
 def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any) -> tuple[PreTrainedModel, dict]:
-    """`from_pretrained` with the keys that were missing or did not fit.
+    """`from_pretrained` with the keys that were missing or did not fit, which transformers does not log then.
 
     Raises:
         FileNotFoundError: a folder without weights.
@@ -270,6 +271,8 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
     folder = Path(source)
     if folder.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
         raise FileNotFoundError(f"{folder} has no weights (*.safetensors); its {CARD} may say how to produce them.")
+    log = logging.getLogger("transformers.modeling_utils")
+    log.disabled = True
     try:
         return head.from_pretrained(source, output_loading_info=True, **options)
     except (SafetensorError, RuntimeError) as error:
@@ -277,6 +280,8 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
             f"{head.__name__} cannot read the weights in {source} ({error}); if a file is incomplete, copy or download "
             "it again."
         ) from error
+    finally:
+        log.disabled = False
 
 
 def lacking(report: dict[str, Any]) -> list[str]:

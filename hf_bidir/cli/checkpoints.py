@@ -124,7 +124,7 @@ def merge(
 ) -> None:
     """Merge a LoRA adapter into its base model.
 
-    OUT is a complete signed checkpoint in fp32, which needs neither the adapter nor peft. Its outputs are compared with
+    OUT is a complete checkpoint in fp32, which needs neither the adapter nor peft. Its outputs are compared with
     those of the separate adapter before anything is saved. Another base than the one in the adapter's run.json is
     refused.
 

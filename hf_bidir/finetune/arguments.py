@@ -151,7 +151,8 @@ class PretrainedArguments:
         None, "Negative mass λ, 0 (softmax) to 1. From scratch: 1; a stock softmax checkpoint keeps 0."
     )
     base_model: str | None = option(
-        None, "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder."
+        None,
+        "For the model card, and to push an adapter: Hub name of the checkpoint if --model_name_or_path is a folder.",
     )
     license: str | None = option(None, "For the model card: licence of the initial weights, such as apache-2.0.")
     attn_implementation: str | None = option(
@@ -164,7 +165,7 @@ class AdapterArguments(PretrainedArguments):
     """The initial checkpoint, and a LoRA adapter (Hu et al. 2021) that is trained in its place."""
 
     lora_rank: int | None = option(
-        None, "Train a LoRA adapter of this rank on a signed checkpoint, whose own weights do not change. 8 is usual."
+        None, "Train a LoRA adapter of this rank on the checkpoint, whose own weights do not change. 8 is usual."
     )
     lora_alpha: float | None = option(
         None, "The adapter's output is multiplied by lora_alpha / lora_rank; default: twice the rank."

@@ -110,11 +110,6 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
         checkpoint.check_full_precision("trained")
         config = checkpoint.config
         if not checkpoint.is_signed:
-            if getattr(arguments, "lora_rank", None):
-                raise InputError(
-                    f"an adapter needs a signed base model, and {source} is a stock {config.model_type}; sign it "
-                    f"first, for instance by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
-                )
             config = bidir_config(config, attn_negative_mass=0.0)
         if names:  # the checkpoint's labels and problem type do not apply to this run
             config.problem_type = None
@@ -265,7 +260,6 @@ def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str,
             target_modules=arguments.lora_targets or "all-linear",
             modules_to_save=_trained_whole(model, auto, new) or None,
             base_model_name_or_path=arguments.model_name_or_path,
-            auto_mapping={"base_model_class": type(model).__name__, "parent_library": type(model).__module__},
         )
         adapted = get_peft_model(model, config)
         check_untied(adapted)

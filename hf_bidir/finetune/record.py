@@ -90,7 +90,9 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
         config = open_checkpoint(base, revision=revision).config
     except (OSError, ValueError):  # of a user's own Trainer: the base was never saved, or has moved
         return {}
-    if not is_signed(type(config).model_type):
+    if is_signed(type(config).model_type) != is_signed(
+        type(model.config).model_type
+    ):  # signed in memory, as in the middle of a run
         return {}
     facts = {"base": base_facts(base, config, revision), "config": chosen_fields(model.config, config)}
     if model.can_generate():

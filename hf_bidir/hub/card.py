@@ -26,7 +26,9 @@ END = "<!-- hf_bidir: generated up to here -->"
 KEPT_WHEN_EDITED = ("license", "tags", "base_model_relation")  # generated metadata that manual edits override
 
 
-def build_model_card(folder: str | Path, repo_id: str | None = None, revision: str = "main") -> ModelCard:
+def build_model_card(
+    folder: str | Path, repo_id: str | None = None, revision: str = "main", *, base: str | Path | None = None
+) -> ModelCard:
     """Build the card of a checkpoint; `build_model_card(folder).save(folder / "README.md")` saves it.
 
     Numbers that no file has are left out. In an existing README.md only the part between the markers is replaced;
@@ -35,13 +37,14 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     Args:
         folder: a checkpoint, whose scores are in all_results.json and evaluation.json, its training in run.json.
         repo_id, revision: the Hub repository in the example; by default it loads the folder of the card.
+        base: of an adapter, as in `open_checkpoint`.
 
     Raises:
         FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
-        ValueError: the adapter names no base model, or one that is not signed; or README.md cannot be read.
+        ValueError: the adapter's base, as in `open_checkpoint`; or README.md cannot be read.
     """
     folder = Path(folder)
-    facts = _facts(folder, open_checkpoint(folder), read_results(folder))
+    facts = _facts(folder, open_checkpoint(folder, base=base), read_results(folder))
     name = repo_id or folder.resolve().name
     facts["name"] = name.rpartition("/")[2]
     card = ModelCard.from_template(
@@ -51,18 +54,20 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     return merge_cards(read_card(readme), card) if readme.is_file() else card
 
 
-def write_card(folder: str | Path, repo_id: str | None = None, revision: str = "main") -> Path:
+def write_card(
+    folder: str | Path, repo_id: str | None = None, revision: str = "main", *, base: str | Path | None = None
+) -> Path:
     """Save `build_model_card` of the same arguments as README.md, atomically."""
     readme = Path(folder, CARD)
-    card = build_model_card(folder, repo_id, revision)
+    card = build_model_card(folder, repo_id, revision, base=base)
     with replacing(readme) as temporary:
         card.save(temporary)
     return readme
 
 
-def card_differences(folder: str | Path) -> list[str]:
-    """The lines in which README.md differs from `build_model_card` of the folder, as a diff; none if equal."""
-    expected = str(build_model_card(folder))
+def card_differences(folder: str | Path, *, base: str | Path | None = None) -> list[str]:
+    """The lines in which README.md differs from `build_model_card` of the arguments, as a diff; none if equal."""
+    expected = str(build_model_card(folder, base=base))
     existing = Path(folder, CARD).read_text(encoding="utf-8")
     return list(unified_diff(existing.splitlines(), expected.splitlines(), CARD, "results", lineterm="", n=0))
 
@@ -85,12 +90,13 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
     """The values for the template and the metadata, beside the name and the place on the Hub."""
     config, adapter, run = checkpoint.config, checkpoint.adapter, results.run
     previous = read_json(folder / PREVIOUS)
+    origin = {} if adapter else previous  # the data of a base are on its card
     recipe = dict(run.get("recipe", {}))
     base = adapter.base if adapter else None
-    code = Path(base or folder)  # of the model; that of an adapter comes with its base
+    code = Path(adapter.place if adapter else folder)  # of the model; that of an adapter comes with its base
     if base and code.exists():
         base = os.path.relpath(code, folder)
-    if recipe.get("base_model") and not previous:
+    if recipe.get("base_model") and not origin:
         recipe["model_name_or_path"] = recipe["base_model"]
     return {
         "run": run,
@@ -103,12 +109,12 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
         "is_signed": checkpoint.is_signed and not is_softmax(config),
         "adapter": adapter,
         "base": base,
-        "base_model": _base_model(adapter, run, previous),
+        "base_model": _base_model(adapter, run, origin),
         "sentences": checkpoint.sentences,
         "files": matching(folder, ("*",)),
         "has_weights": any(folder.glob("*.safetensors")),
         "has_code": not code.exists() or any(code.glob("*.py")),
-        "licences": _licences(run, {} if adapter else previous),  # the data of a base are on its card
+        "licences": _licences(run, origin),
         "recipe": _as_yaml(recipe),
         "few": FEW,
     }
@@ -134,8 +140,8 @@ def _licences(run: dict[str, Any], previous: dict[str, Any]) -> dict[str, str | 
 
 def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
     """The model on the Hub that the weights, or those of an earlier run, come from; None for a local folder."""
-    if adapter:
-        return None if Path(adapter.base).exists() else adapter.base
+    if adapter and not Path(adapter.place).exists():
+        return adapter.base
     for run in runs:
         recipe = run.get("recipe", {})
         source = recipe.get("base_model", recipe.get("model_name_or_path"))

@@ -19,7 +19,7 @@ from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, Adapter
 from hf_bidir.checkpoints.examples import example_inputs, largest_difference, rounding_tolerance
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.files import read_json, write_json
+from hf_bidir.common.files import RECORD, read_json, write_json
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import CODE, COMPUTED_FROM, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
@@ -94,7 +94,7 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None) -> Path:
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
         ValueError: it holds a path of this machine or a token; it is not signed; it does not load in a clean process,
-            or computes other outputs there; or the base model of an adapter is a folder.
+            or computes other outputs there; or an adapter does not fit its base on the Hub, or names none.
     """
     checkpoint = open_checkpoint(folder)
     if not checkpoint.is_signed:
@@ -107,7 +107,7 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None) -> Path:
         shutil.copyfile(file, target / name)
     if checkpoint.adapter:
         _pin_base(checkpoint.adapter, target)
-        checkpoint.adapted()  # an error unless it fits its base, which was checked alone when it was pushed
+        open_checkpoint(target).adapted()  # an error unless it fits that base, which was checked when it was pushed
     else:
         write_code(target)
         _check_alone(checkpoint, target)
@@ -146,15 +146,19 @@ def code_files(auto_map: dict[str, str]) -> set[Path]:
 
 
 def _pin_base(adapter: Adapter, target: Path) -> None:
-    """Name the commit of an adapter's base, whose code and weights it needs."""
-    if Path(adapter.base).exists():
+    """Name an adapter's base on the Hub, and its commit, whose code and weights it needs."""
+    base, revision = adapter.base, adapter.revision
+    if Path(base).exists():
+        base = read_json(adapter.folder / RECORD).get("recipe", {}).get("base_model")
+    if not base:
         raise ValueError(
             f"the base model of the adapter {adapter.source} is the folder {adapter.base}, which others do not have. "
             f'Push it first, then write its name, owner/name, as "base_model_name_or_path" into {ADAPTER_CONFIG}.'
         )
-    if adapter.revision is None:
-        cached = snapshot_download(adapter.base, allow_patterns=["config.json"])
-        write_json(target / ADAPTER_CONFIG, adapter.config | {"revision": Path(cached).name})
+    if revision is None:
+        with _push_errors(f"nothing was uploaded; the adapter's base, {base}, has to be on the Hub first"):
+            revision = Path(snapshot_download(base, allow_patterns=["config.json"])).name
+    write_json(target / ADAPTER_CONFIG, adapter.config | {"base_model_name_or_path": base, "revision": revision})
 
 
 def _check_private(folder: Path) -> None:

@@ -59,7 +59,7 @@ def measured(
     """The accuracies of one fine-tuning, on validation and on test data."""
     data = TASKS[task]
     files = [data.split(name, options.data_dir, RUNS) for name in SPLITS]
-    settings = recipe("sst2-minilm-softmax") | KEEP_LAST | data.options
+    settings = recipe("sst2-minilm-full") | KEEP_LAST | data.options
     settings |= {"model_name_or_path": options.model, "learning_rate": rate, "seed": seed}
     settings |= dict(zip(("train_file", "validation_file", "test_file"), files, strict=True))
     if start == SIGNED:

@@ -111,7 +111,7 @@ def measured(
     train_file, validation, test = (data.split(name, *place) for name in SPLITS)
     folder = options.runs / f"{task}-{variant if chosen.start else 'softmax'}-{seed}"
     model = ROOT / "model_cards" / chosen.start if chosen.start else options.model
-    settings = recipe("sst2-minilm-softmax") | KEEP_LAST | {"model_name_or_path": model, "seed": seed}
+    settings = recipe("sst2-minilm-full") | KEEP_LAST | {"model_name_or_path": model, "seed": seed}
     settings |= {"train_file": train_file, "validation_file": validation} | data.options
     if chosen.start:
         del settings["attn_activation"]  # that of the encoder

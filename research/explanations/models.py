@@ -3,7 +3,7 @@
     python -m research.explanations.models --data-dir DIR --model MINILM
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. Three models for each task of texts and
-each seed: *softmax*, MiniLM fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); *converted*, that
+each seed: *softmax*, MiniLM fine-tuned with softmax (training/recipes/sst2-minilm-full.yaml); *converted*, that
 model converted to TanhMax and healed on the texts of the task without their labels, by the defaults of `hf-bidir
 convert SOFTMAX FOLDER --heal TEXTS`; *TanhMax*, fine-tuned with TanhMax from a MiniLM that was healed once (minilm-
 healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yaml), trained from scratch.
@@ -78,7 +78,7 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
     if name == "tanhmax":
         start |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
     start["validation_file"] = data.file(options.data_dir, "validation")
-    train("bert", recipe("sst2-minilm-softmax") | start | settings, folder)
+    train("bert", recipe("sst2-minilm-full") | start | settings, folder)
     return folder
 
 

@@ -70,11 +70,12 @@ def adapter(published, folder, tmp_path_factory):
     (place / "README.md").unlink()  # peft's own
     with pytest.raises(ValueError, match=rf"{folder}, which others do not have"):
         stage(place, place.parent / "staged")
-    renamed = shutil.copytree(place, place.parent / "renamed")
-    config = renamed / "adapter_config.json"
-    config.write_text(config.read_text().replace(str(folder), "alice/tiny"))
-    pushed = published[1]("push", renamed, "alice/lora")
-    assert pushed.exit_code == 0, pushed.stderr
+    pushed = []
+    for base in ("alice/missing", "alice/tiny"):
+        (place / "run.json").write_text(json.dumps(size(model) | {"recipe": {"base_model": base}}))
+        pushed.append(published[1]("push", place, "alice/lora"))
+    assert "base, alice/missing, has to be on the Hub first" in pushed[0].stderr
+    assert pushed[1].exit_code == 0, pushed[1].stderr
     return place
 
 
@@ -127,7 +128,9 @@ def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_a_commit_of_its_bas
         "adapter_model.safetensors",
         "tokenizer_config.json",
     }
-    assert json.loads(files["adapter_config.json"])["revision"] in hub.repositories["alice/tiny"].commits
+    config = json.loads(files["adapter_config.json"])
+    assert config["base_model_name_or_path"] == "alice/tiny"
+    assert config["revision"] in hub.repositories["alice/tiny"].commits
     data = ModelCard(files["README.md"].decode()).data
     assert (data.base_model, data["base_model_relation"], data.library_name) == ("alice/tiny", "adapter", "peft")
     assert "lora" in data.tags

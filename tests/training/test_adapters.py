@@ -7,7 +7,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+)
 from typer.testing import CliRunner
 
 from hf_bidir import signed
@@ -19,6 +26,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
+from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import AT_THE_END, read, tables
@@ -191,9 +199,40 @@ def test_an_adapter_is_neither_quantised_nor_restored_nor_trained_on(trained, te
         main([*texts, "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "again")])
 
 
-def test_an_adapter_needs_a_signed_checkpoint_and_layers_that_it_has(base, texts, tmp_path):
+def test_an_adapter_needs_layers_that_the_checkpoint_has(base, texts, tmp_path):
     with pytest.raises(InputError, match=r"--lora_.*target_modules"):
         main([*texts, *RUN, *base, "--lora_targets", "nothing", "--output_dir", str(tmp_path / "run")])
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(InputError, match="sign it first, for instance by hf-bidir convert"):
-        main([*texts, *RUN, "--model_name_or_path", str(tmp_path)])
+
+
+def plain_logits(folder):
+    """By transformers alone."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, id2label={0: "bad", 1: "good"})
+    return model(**AutoTokenizer.from_pretrained(folder)("a good film", return_tensors="pt")).logits
+
+
+def own_logits(folder):
+    model, tokenizer = load_checkpoint(folder)
+    return model(**tokenizer("a good film", return_tensors="pt")).logits
+
+
+def test_an_adapter_of_a_stock_checkpoint_keeps_softmax_and_loads_by_transformers_too(texts, tmp_path):
+    stock = checkpoint_of("Roberta", tmp_path / "stock")
+    main([*texts, *RUN, "--model_name_or_path", stock, "--output_dir", str(tmp_path / "adapter")])
+    checkpoint = open_checkpoint(tmp_path / "adapter")
+    assert type(checkpoint.model()).__name__ == "RobertaForSequenceClassification"
+    torch.testing.assert_close(own_logits(tmp_path / "adapter"), plain_logits(tmp_path / "adapter"))
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert "for the softmax model `../stock`" in card
+    assert "trust_remote_code" not in card
+
+
+def test_the_base_is_found_where_transformers_looks_and_beside_the_adapter(texts, tmp_path, monkeypatch):
+    save_base(tmp_path / "clone/base")
+    monkeypatch.chdir(tmp_path)
+    main([*texts, *RUN, "--model_name_or_path", "clone/base", "--output_dir", "clone/adapter"])
+    logits = plain_logits("clone/adapter")
+    torch.testing.assert_close(own_logits("clone/adapter"), logits)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    torch.testing.assert_close(own_logits("../clone/adapter"), logits)
+    assert card_differences(tmp_path / "clone/adapter") == []

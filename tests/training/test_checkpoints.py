@@ -2,19 +2,25 @@
 
 from argparse import Namespace
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from statistics import mean
 
 import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from transformers import AutoModel, BertConfig
 
+from hf_bidir import signed
+from hf_bidir.checkpoints.adapters import read_adapter
+from hf_bidir.common.card import read_card
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.results import read_results
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import few_digits, read
-from training import checkpoints, image_classification
+from training import checkpoints
 from training.checkpoints import CARDS, PAIRS, Pair
 
 BRIEF = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
@@ -28,9 +34,13 @@ def place(tmp_path_factory):
     """Where runs and cards are written."""
     place = tmp_path_factory.mktemp("checkpoints")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "RUNS", place / "runs")
-        patch.setattr(checkpoints, "CARDS", place / "cards")
+        write_to(place, patch)
         yield place
+
+
+def write_to(place, patch):
+    patch.setattr(checkpoints, "RUNS", place / "runs")
+    patch.setattr(checkpoints, "CARDS", place / "model_cards")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +49,7 @@ def made(place):
     pair = Pair("digits", "image_classification", options=dict.fromkeys(NAMES, BRIEF), seeds=2)
     with few_digits():
         checkpoints.make(pair, OPTIONS)
-    return place / "runs", place / "cards"
+    return place / "runs", place / "model_cards"
 
 
 def test_every_card_agrees_with_its_numbers_and_lies_beside_small_weights_and_the_code_that_loads_them(made):
@@ -67,8 +77,12 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
-def test_a_committed_card_matches_its_files(folder):
-    assert card_differences(folder) == []
+def test_a_committed_card_matches_its_files(folder, tmp_path):
+    adapter, base = read_adapter(folder), None
+    if adapter and not Path(adapter.place).is_dir():  # all-MiniLM-L6-v2, of which a card needs the config
+        base = tmp_path
+        BertConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1536).save_pretrained(base)
+    assert card_differences(folder, base=base) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,38 +93,53 @@ def test_a_committed_checkpoint_has_the_score_of_its_card(name):
     assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360
 
 
-def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(monkeypatch):
-    trained, recipes = [], []
-    monkeypatch.setattr(checkpoints, "trained", lambda name, pair, seed, options: trained.append((name, seed)))
-    monkeypatch.setattr(checkpoints.distill, "main", recipes.append)
-    checkpoints.train("sst2-minilm-tanhmax", PAIRS["sst2-minilm"], 1, OPTIONS)
-    assert trained == [("sst2-minilm-softmax", 1)]
-    assert recipes[0]["model_name_or_path"] == checkpoints.run_folder("sst2-minilm-softmax", 1)
-    assert recipes[0]["keep_signs"]  # as its card says
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cifar10-dinov2-softmax", "dinov2"),
+        ("sst2-minilm-softmax", "minilm"),
+        ("sst2-minilm-tanhmax", "model_cards/minilm-tanhmax"),
+    ],
+)
+def test_a_checkpoint_starts_from_the_folder_of_its_own_pretrained_model(name, expected, monkeypatch):
+    recipes, pair = [], PAIRS[name.rpartition("-")[0]]
+    monkeypatch.setattr(import_module(f"training.{pair.script}"), "main", recipes.append)
+    checkpoints.train(name, pair, 0, Namespace(data_dir=None, minilm="minilm", dinov2="dinov2"))
+    assert recipes[0]["model_name_or_path"] == expected
 
 
-def test_a_pair_starts_from_the_folder_of_its_own_pretrained_model(monkeypatch):
-    recipes = []
-    monkeypatch.setattr(image_classification, "main", recipes.append)
-    options = Namespace(data_dir=None, minilm="minilm", dinov2="dinov2")
-    checkpoints.train("cifar10-dinov2-softmax", PAIRS["cifar10-dinov2"], 0, options)
-    assert recipes[0]["model_name_or_path"] == "dinov2"
+def test_a_checkpoint_in_half_precision_has_the_scores_of_its_file(tmp_path, monkeypatch):
+    write_to(tmp_path, monkeypatch)
+    pair = Pair("digits", "image_classification", options=dict.fromkeys(NAMES, BRIEF), seeds=1, half=True)
+    with few_digits():
+        checkpoints.make(pair, OPTIONS)
+    folder = tmp_path / "model_cards/digits-tanhmax"
+    assert load_file(folder / "model.safetensors")["classifier.weight"].dtype == torch.float16
+    measured = read(folder / "evaluation.json")["scores"]["accuracy"]
+    assert f"| accuracy | {measured:.4f} |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_of_a_healed_checkpoint_has_the_scores_of_its_file_in_half_precision(tmp_path, place):
-    words, folder = checkpoints.SENTENCE.split(), place / "cards/sst2-minilm-tanhmax"
+def test_a_pair_of_adapters_is_published_with_bases_that_others_find(tmp_path, monkeypatch):
+    write_to(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    cards, words = tmp_path / "model_cards", checkpoints.SENTENCE.split()
     (tmp_path / "sst2").mkdir()
     for split in ("train", "validation", "test"):
         rows = {"text": [f"{words[row % 5]} {words[row % 7]}" for row in range(120)], "label": [0, 1] * 60}
         Dataset.from_dict(rows).to_parquet(str(tmp_path / f"sst2/{split}.parquet"))
     minilm = checkpoint_of("Roberta", tmp_path / "minilm", words=checkpoints.SENTENCE)
-    softmax = BRIEF | {"model_name_or_path": minilm, "use_cpu": True}
-    healed = BRIEF | {"use_cpu": True}
-    options = {"sst2-minilm-tanhmax": healed, "sst2-minilm-softmax": softmax}
-    pair = replace(PAIRS["sst2-minilm"], seeds=1, options=options)
-    checkpoints.make(pair, Namespace(**vars(OPTIONS) | {"data_dir": tmp_path}))
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert card_differences(folder) == []
-    assert load_file(folder / "model.safetensors")["classifier.out_proj.weight"].dtype == torch.float16
-    assert f"| accuracy | {read(folder / 'evaluation.json')['scores']['accuracy']:.4f} |" in card
-    assert "converted and healed" in card
+    checkpoint_of("Roberta", cards / "minilm-tanhmax", words=checkpoints.SENTENCE)
+    signed(AutoModel.from_pretrained(cards / "minilm-tanhmax")).save_pretrained(cards / "minilm-tanhmax")
+    pair = PAIRS["sst2-minilm"]
+    pair = replace(pair, seeds=1, options=dict.fromkeys(pair.checkpoints, BRIEF | {"use_cpu": True}))
+    checkpoints.make(pair, Namespace(data_dir=tmp_path, minilm=minilm, dinov2=None))
+    bases = {"tanhmax": "model_cards/minilm-tanhmax", "softmax": "sentence-transformers/all-MiniLM-L6-v2"}
+    for name, base in bases.items():
+        folder = cards / f"sst2-minilm-{name}"
+        assert read(folder / "adapter_config.json")["base_model_name_or_path"] == base
+        assert "Verified: `hf-bidir evaluate`" in (folder / "README.md").read_text(encoding="utf-8")
+    softmax, tanhmax = (read_card(cards / f"sst2-minilm-{name}/README.md") for name in ("softmax", "tanhmax"))
+    assert 'base = "sentence-transformers/all-MiniLM-L6-v2"' in softmax.text
+    assert "trust_remote_code" not in softmax.text
+    assert 'base = "../minilm-tanhmax"' in tanhmax.text
+    assert tanhmax.data.base_model == "hf-bidir/minilm-tanhmax"

@@ -32,6 +32,12 @@ def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
     assert differing == {"attn_activation", mass, "output_dir"}
 
 
+def test_the_adapters_of_a_pair_differ_in_their_base_alone():
+    tanhmax, softmax = (read_recipe(TRAINING / f"recipes/sst2-minilm-{name}.yaml") for name in ("tanhmax", "softmax"))
+    differing = {key for key in tanhmax.keys() | softmax.keys() if tanhmax.get(key) != softmax.get(key)}
+    assert differing == {"model_name_or_path", "base_model", "output_dir"}
+
+
 @pytest.mark.parametrize("file", sorted((TRAINING / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_accelerate_configuration_is_accepted(file):
     config = load_config_from_file(str(file))
