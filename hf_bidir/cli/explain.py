@@ -95,6 +95,8 @@ def explain(
     summed over them. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
     is added to --target. Encoder-decoders: each generated token is explained by the input; of the options only
     --output, --top and --segments apply.
+    Models of an image and a text, such as CLIP, LLaVA and Qwen-VL: --text is the caption, or what is asked; of several
+    captions the best one is explained. The image is scored in cells, the strongest in finer ones.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
     similarity to a second text.
 
@@ -107,6 +109,7 @@ def explain(
     hf-bidir explain distilbert/distilbert-base-uncased-finetuned-sst-2-english "a charming film with a weak ending"
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
     hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
+    hf-bidir explain HuggingFaceTB/SmolVLM-256M-Instruct cat.jpg --text "Which animal?" --target Cat --instead-of Dog
     hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     hf-bidir explain model_cards/sst2-minilm-tanhmax "A dull film. I liked the end." --segments sentences

@@ -39,6 +39,7 @@ def explain(
         explain(lm, tokenizer, [{"role": "user", "content": "What is the capital of France?"}], new_tokens=20)
         explain(model, tokenizer, review, segments="sentences")
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
+        explain(clip, processor, ("photo.jpg", "a red car"))  # an image with a text, or with a list of classes
         explain(translator, tokenizer, "This film is good.")  # an encoder-decoder
 
     Of a text that exceeds the limit of the model the beginning is explained, as a pipeline predicts it; a causal
@@ -46,7 +47,7 @@ def explain(
 
     Args:
         model: a model of transformers, or a signed one with any negative mass; it is the same afterwards.
-        processor: its tokenizer, or image processor.
+        processor: its tokenizer, image processor, or processor of both.
         inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
             `apply_chat_template`; or a list of texts or images, each explained as it is alone, by default without a
             verdict: verdict=True adds one. `explain_each` takes a stream.

@@ -19,11 +19,11 @@ from hf_bidir.explain.generation import LOGIT, NO_VERDICT
 from hf_bidir.explain.inputs.scene import Cell, Inputs, Part, Scene
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.explain.listing import Listing
-from hf_bidir.explain.readout import classes_readout, predictions
+from hf_bidir.explain.readout import Prediction, classes_readout, predictions
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.request import Request
 from hf_bidir.explain.result import Explanation
-from hf_bidir.explain.verdict import strongest, verdict_without
+from hf_bidir.explain.verdict import verdict_without
 
 COARSE, FINEST = 4, 32  # rows and columns of cells, at first and at most
 MATTERS = 0.1  # share of the largest score from which a cell is divided
@@ -48,9 +48,12 @@ def _prediction(model: Any, tokenizer: Any, scene: Scene, request: Request) -> E
         request = request.in_vocabulary(tokenizer, scene.inputs["input_ids"][0].tolist())
     else:
         model = _with_classes(model, scene.written())
-    outputs = _outputs(model, scene.inputs)
-    readout = classes_readout(model, outputs.logits, request)
-    (prediction,) = predictions(model, tokenizer, readout, outputs)
+    readout = classes_readout(model, _outputs(model, scene.inputs).logits, request)
+
+    def predicted(inputs: Inputs) -> Prediction:
+        return predictions(model, tokenizer, readout, _outputs(model, inputs))[0]
+
+    prediction = predicted(scene.inputs)
     texts = [0] if writes_about_images(model) else [prediction.target, prediction.instead_of]
     scene, scores, note = deletions(
         scene,
@@ -70,11 +73,11 @@ def _prediction(model: Any, tokenizer: Any, scene: Scene, request: Request) -> E
     )
     if not request.verdict:
         return explanation
-    removed = strongest(explanation)
-    outputs = _outputs(model, scene.without([scene.parts[index] for index in removed]))
-    (after,) = predictions(model, tokenizer, readout, outputs)
-    verdict = verdict_without(explanation, removed, after if removed else None, missing="to an image with a text")
-    return replace(explanation, verdict=verdict)
+
+    def without(removed: list[int]) -> Prediction:
+        return predicted(scene.without([scene.parts[index] for index in removed]))
+
+    return replace(explanation, verdict=verdict_without(explanation, without, missing="to an image with a text"))
 
 
 def _answer(model: Any, tokenizer: Any, scene: Scene, request: Request) -> Alignment:
@@ -174,6 +177,6 @@ def _with_classes(model: PreTrainedModel, texts: list[str]) -> PreTrainedModel:
     named: Any = copy.copy(model)  # with the same modules
     named.config = copy.copy(model.config)
     named.config.id2label = dict(enumerate(texts))
-    independent = "siglip" in model.config.model_type
-    named.config.problem_type = "multi_label_classification" if independent else "single_label_classification"
+    if "siglip" in model.config.model_type:
+        named.config.problem_type = "multi_label_classification"
     return named

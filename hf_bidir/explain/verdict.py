@@ -1,6 +1,6 @@
 """Whether to believe an explanation: the prediction without the strongest words, and a second method."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import compress
@@ -161,19 +161,28 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
     model, example = cache.model, explanation.example
     readout = readout_of(cache, request, cache.outputs_alone)
     read = None if readout.positions is None else example.token_of_piece[int(readout.positions)]
-    removed, after = strongest(explanation, read), None
-    if removed:
+
+    def predicted(removed: list[int]) -> Prediction:
         remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
         inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
         with in_evaluation(model):
-            (after,) = predictions(model, processor, moved, model(**inputs, return_dict=True))
-    return verdict_without(explanation, removed, after, **_agreement(cache, request, explanation))
+            return predictions(model, processor, moved, model(**inputs, return_dict=True))[0]
+
+    return verdict_without(explanation, predicted, read, **_agreement(cache, request, explanation))
 
 
 def verdict_without(
-    explanation: Explanation, removed: Sequence[int], after: Prediction | None, **agreement: Any
+    explanation: Explanation,
+    predicted: Callable[[list[int]], Prediction],
+    read: int | Tensor | None = None,
+    **agreement: Any,
 ) -> Verdict:
-    """The verdict by the prediction without some tokens, and the fields on a second method."""
+    """The verdict by what is predicted without some tokens, and the fields on a second method.
+
+    Args:
+        read: the token that y is read from, which is not removed.
+    """
+    removed = _strongest(explanation, read)
     before = Prediction(**{field.name: getattr(explanation, field.name) for field in fields(Prediction)})
     example, names = explanation.example, told_apart(explanation.tokens)
     patches = len(example.words) if example.part == "patch" else 0
@@ -182,11 +191,12 @@ def verdict_without(
     if explanation.is_whole and (special := explanation.listing.outweighing):
         limits.append(f"{special} outweighs every word or patch.")
     removed_names = [names[index] for index in removed]
+    after = predicted(removed) if removed else None
     return Verdict(before, removed_names, after, patches, alone=alone, limits=limits, **agreement)
 
 
-def strongest(explanation: Explanation, read: int | Tensor | None = None) -> list[int]:
-    """The words, patches or cells with the largest scores of the sign of y, the strongest first, without the token that
+def _strongest(explanation: Explanation, read: int | Tensor | None) -> list[int]:
+    """The words, patches or cells with the largest scores of the sign of y, the strongest first, without the one that
     y is read from."""
     listing = explanation.listing
     count = len(explanation.example.words)

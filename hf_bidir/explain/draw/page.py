@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, nan
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,10 +133,8 @@ def picture_of(
     if example is None or example.grid is None:
         return None
     grids = torch.stack([torch.zeros(example.grid), *map(example.on_grid, scores)])
-    image, title = example.picture, "the image in grey"
-    if image is None:
-        image, title = torch.full((1, *example.image_size), nan), "The image is not stored."
-    images = image.expand(len(grids), -1, -1, -1)
+    images = example.picture.expand(len(grids), -1, -1, -1)
+    title = "the image in grey" if example.inputs else "The image is not stored."
     return image_heatmap(images, grids, titles=[title, *titles], unit=unit, scale=scale, **place)
 
 

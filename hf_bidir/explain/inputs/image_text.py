@@ -18,7 +18,6 @@ from hf_bidir.explain.inputs.scene import Inputs, Scene, Word
 
 WORD = re.compile(r"(?:[\u3040-\u30ff\u3400-\u9fff]|\w+(?:['’-]\w+)*|[^\w\s])\s*")  # with the blanks after it
 SIGLIP = {"padding": "max_length", "max_length": 64}  # as it was trained
-BATCH = {"return_tensors": "pt"}
 CHAT = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
 
 
@@ -78,15 +77,15 @@ def _prepared(model: PreTrainedModel, reader: Callable[..., Any], image: Image.I
 def _compared(processor: Any, image: Image.Image, *texts: str) -> Any:
     """The inputs of a model of two towers, with a row per text."""
     padding = SIGLIP if "Siglip" in type(processor).__name__ else {"padding": True}
-    return processor(images=image, text=list(texts), **padding, **BATCH)
+    return processor(images=image, text=list(texts), **padding, return_tensors="pt")
 
 
 def _asked(processor: Any, prefix: str, image: Image.Image, text: str) -> Any:
     """The inputs of a vision-language model, by its chat template if it has one."""
     if processor.chat_template is None:
-        return processor(images=image, text=prefix + text, **BATCH)
+        return processor(images=image, text=prefix + text, return_tensors="pt")
     content = [{"type": "image", "image": image}, {"type": "text", "text": text}]
-    return processor.apply_chat_template([{"role": "user", "content": content}], **CHAT, **BATCH)
+    return processor.apply_chat_template([{"role": "user", "content": content}], **CHAT, return_tensors="pt")
 
 
 def _prefix(processor: Any, image: Image.Image) -> str:
@@ -100,8 +99,6 @@ def _prefix(processor: Any, image: Image.Image) -> str:
 
 
 def _mean_color(processor: Any, image: Image.Image) -> tuple[int, ...]:
-    """The colour that the image processor normalises to 0, or the mean of the image."""
-    mean = getattr(processor, "image_mean", None) if getattr(processor, "do_normalize", False) else None
-    if mean is None:
-        return tuple(map(round, ImageStat.Stat(image).mean))
-    return tuple(round(255 * channel) for channel in mean)
+    """The colour that the image processor takes as the mean, or the mean of the image."""
+    mean = getattr(processor, "image_mean", None)
+    return tuple(map(round, ImageStat.Stat(image).mean if mean is None else (255 * channel for channel in mean)))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import nan
 from typing import Any
 
 import torch
@@ -72,23 +73,22 @@ class Example:
         return 0 if self.grid is None else max(self.boxes) + 1
 
     @property
-    def picture(self) -> Tensor | None:
-        """The image `[channels, height, width]`, if it is known."""
-        return self.inputs["pixel_values"][0] if self.inputs else None
+    def picture(self) -> Tensor:
+        """The image `[channels, height, width]`; NaN of one that is not stored."""
+        return self.inputs["pixel_values"][0] if self.inputs else torch.full((1, *self.edges), nan)
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels, as far as there are patches or cells."""
-        rights, bottoms = zip(*(box[2:] for box in self.boxes.values()), strict=True)
-        return max(bottoms), max(rights)
+    def edges(self) -> tuple[int, int]:
+        """Height and width of the image in pixels, as far as there are patches or cells."""
+        _, _, widths, heights = zip(*self.boxes.values(), strict=True)
+        return max(heights), max(widths)
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Scores `[tokens]` as `[rows, columns]` over the image."""
-        values = scores.new_zeros(self.grid)
-        down, right = (cells / size for cells, size in zip(self.grid, self.image_size, strict=True))
-        for token, box in self.boxes.items():
-            edges = [round(edge * scale) for edge, scale in zip(box, (right, down) * 2, strict=True)]
-            values[edges[1] : edges[3], edges[0] : edges[2]] = scores[token]
+        values, (height, width), (rows, columns) = scores.new_zeros(self.grid), self.edges, self.grid
+        for token, (left, upper, right, lower) in self.boxes.items():
+            down = slice(round(upper * rows / height), round(lower * rows / height))
+            values[down, round(left * columns / width) : round(right * columns / width)] = scores[token]
         return values
 
     @property

@@ -1,0 +1,249 @@
+"""Which heads of the installed transformers can be explained, and is each score what it says?
+
+For every model type with such a head the model is built tiny and random (`families_build.py`) and explained; each score
+is recomputed by the stock model without hf_bidir. A score is y minus y without a part: a word whose `attention_mask` is
+0 (erasure) or that is left out, or a cell of the image painted in one colour (deletion). The next token has the logits
+of the last position, or the scores of `generate` where a class has one of its own. A stand-in processor makes inputs of
+images with texts from those that `families_inputs.py` finds, because this tests models, not processors. Saves
+benchmarks/results/heads.csv and a page of counts.
+
+    python -m benchmarks.heads                         every type and head, about 20 minutes on 2 cores
+    python -m benchmarks.heads --only clip llava       only these types, printed and not saved
+"""
+
+import argparse
+import csv
+import multiprocessing
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from tqdm import tqdm
+from transformers import CONFIG_MAPPING, BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from benchmarks.families import _quiet, reason_of
+from benchmarks.families_build import SHRINKS, VOCABULARY, built, tiny_config
+from benchmarks.families_inputs import example
+from benchmarks.measure import RESULTS, command_line
+from hf_bidir.checkpoints.examples import IMAGE_TOKENS, first_field
+from hf_bidir.common.files import replacing
+from hf_bidir.explain import explain
+from hf_bidir.explain.inputs.scene import Cell
+from hf_bidir.modeling.compat import stock_heads
+
+SECONDS = 90  # of one head of one type
+BUDGET = 24  # forward passes: 4 x 4 cells, the words, and one division
+WORDS = ["w20", "w30", "w40", "w50", "w60"]
+TEXT = " ".join(WORDS)
+PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
+TOLERANCE = 1e-4  # of the largest score or y, in fp32
+POSITION = 2
+COLUMNS = ("type", "head", "model", "status", "method", "scores", "difference", "reason")
+Row = dict[str, Any]
+
+
+class StandIn(ProcessorMixin):
+    """Inputs of a tiny model from an image and texts: pixels in the shape that it takes, and words after its
+    placeholders of an image."""
+
+    def __init__(self, model: Any):
+        self.tokenizer, self.chat_template = tokenizer_of(model), None
+        self.image_processor = argparse.Namespace(do_normalize=True, image_mean=[value / 255 for value in PAINT])
+        self.inputs = {name: _first(value) for name, value in example(model).items() if isinstance(value, Tensor)}
+        ids, token = self.inputs["input_ids"], first_field(model.config, *IMAGE_TOKENS)
+        self.token = -1 if token is None else token
+        places = (ids[0] == self.token).nonzero()
+        self.before = ids[0, : int(places.max()) + 1].tolist() if len(places) else []
+
+    def __call__(self, images: Image.Image, text: Any, **_: Any) -> BatchFeature:
+        rows = [self.before + self.tokenizer(each)["input_ids"] for each in ([text] if isinstance(text, str) else text)]
+        length = max(map(len, rows))
+        ids = torch.tensor([row + [self.tokenizer.pad_token_id] * (length - len(row)) for row in rows])
+        keep = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+        pixels = torch.tensor(list(images.getdata())).float().flatten() / 127 - 1
+        made: dict[str, Tensor] = {}
+        for name, value in self.inputs.items():
+            if name == "input_ids":
+                made[name] = ids
+            elif name == "attention_mask":
+                made[name] = keep
+            elif value.shape == self.inputs["input_ids"].shape:
+                made[name] = (ids == self.token).to(value.dtype)
+            elif name.startswith("pixel_values") and value.is_floating_point():
+                spread = torch.nn.functional.interpolate(pixels[None, None], value.numel(), mode="linear")
+                made[name] = value / 4 + spread.view(value.shape)
+            else:
+                made[name] = value
+        return BatchFeature(made)
+
+
+def _first(value: Tensor) -> Tensor:
+    """The first of two examples."""
+    return value[: max(1, len(value) // 2)]
+
+
+def tokenizer_of(model: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer whose words are the numbers of the vocabulary."""
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w3"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w3", pad_token=f"w{pad}")
+
+
+@torch.no_grad()
+def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
+    """The scores of an image with a text, each with the recomputed one."""
+    processor = StandIn(model)
+    image = Image.effect_noise((16, 16), 60).convert("RGB")
+    found = explain(model, processor, (image, TEXT), budget=BUDGET, verdict=False)
+
+    def y(picture: Image.Image, text: str) -> float:
+        inputs = processor(picture, text)
+        if model.can_generate() and type(model).generate is not transformers.GenerationMixin.generate:
+            options = {"max_new_tokens": 1, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+            logits = model.generate(**inputs, **options).scores[0][0].float()
+        else:
+            outputs = model(**inputs, return_dict=True)
+            if "logits_per_image" in outputs:
+                return outputs.logits_per_image[0, 0].item()
+            logits = outputs.logits[0, -1].float()
+        return (logits[found.target] - logits.mean()).item()
+
+    whole, pairs = y(image, TEXT), []
+    pairs.append((found.value, whole))
+    for part, score in zip(found.example.parts, found.scores.tolist(), strict=True):
+        picture, words = image.copy(), [word for word in WORDS if word != str(part)]
+        if isinstance(part, Cell):
+            left, upper, right, lower = part.box(*image.size)
+            for x in range(left, right):
+                for row in range(upper, lower):
+                    picture.putpixel((x, row), PAINT)
+        pairs.append((score, whole - y(picture, " ".join(words))))
+    return found.method, pairs
+
+
+@torch.no_grad()
+def tagged(model: Any) -> tuple[str, list[tuple[float, float]]]:
+    """The scores of the label of a token by erasure, each with the recomputed one: the word is masked."""
+    tokenizer = tokenizer_of(model)
+    found = explain(model, tokenizer, TEXT, "erasure", position=POSITION, verdict=False)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    ids, keep = inputs["input_ids"], inputs["attention_mask"]
+
+    def y(mask: Tensor) -> float:
+        return model(input_ids=ids, attention_mask=mask).logits[0, POSITION, found.target].item()
+
+    pairs = [(found.value, y(keep))]
+    for index in range(len(WORDS)):
+        mask = keep.clone()
+        mask[0, index] = 0
+        pairs.append((found.scores[index].item(), pairs[0][1] - y(mask)))
+    return found.method, pairs
+
+
+HEADS: dict[str, Callable[[Any], tuple[str, list[tuple[float, float]]]]] = {
+    "AutoModelForZeroShotImageClassification": joint,
+    "AutoModelForImageTextToText": joint,
+    "AutoModelForTokenClassification": tagged,
+}
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these types; rows are printed, not saved")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
+    options = parser.parse_args()
+    types = options.only or list(CONFIG_MAPPING_NAMES)
+    cases = [(name, auto) for auto in HEADS for name in types if auto in stock_heads(name)]
+    rows = []
+    for row in tqdm(_swept(cases, options.jobs), total=len(cases), unit="head"):
+        rows.append(row)
+        tqdm.write(str(row))
+    if options.only:
+        return
+    with replacing(RESULTS / "heads.csv") as file, file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    with replacing(RESULTS / "heads.md") as file:
+        file.write_text(page(rows), encoding="utf-8")
+    print(page(rows))
+
+
+def _swept(cases: list[tuple[str, str]], jobs: int) -> Iterator[Row]:
+    tqdm.monitor_interval = 0  # no threads, because this process forks
+    torch.set_num_threads(1)
+    with multiprocessing.get_context("fork").Pool(jobs, _quiet, maxtasksperchild=1) as pool:
+        results = [pool.apply_async(row_of, case) for case in cases]
+        for case, result in zip(cases, results, strict=True):
+            try:
+                yield result.get(2 * SECONDS)
+            except multiprocessing.TimeoutError:
+                yield dict(zip(("type", "head", "status", "reason"), (*case, "not built", "no result"), strict=True))
+
+
+def row_of(name: str, auto: str) -> Row:
+    """Build, explain and recompute one head of one type."""
+
+    def too_slow(*_: Any) -> None:
+        raise TimeoutError(f"takes longer than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(SECONDS)
+    row = {"type": name, "head": auto.removeprefix("AutoModelFor"), "model": stock_heads(name)[auto]}
+    try:
+        model = _built(name, row["model"])
+    except Exception as error:
+        return row | {"status": "not built", "reason": reason_of(error)}
+    try:
+        method, pairs = HEADS[auto](model)
+    except Exception as error:
+        return row | {"status": "fails", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    scores, recomputed = torch.tensor(pairs).unbind(1)
+    difference = ((scores - recomputed).abs().max() / recomputed.abs().max()).item()
+    status = "passes" if difference <= TOLERANCE else "differs"
+    return row | {"status": status, "method": method, "scores": len(pairs) - 1, "difference": f"{difference:.1e}"}
+
+
+def _built(name: str, model_class: str) -> Any:
+    problem: Exception | None = None
+    for shrink in SHRINKS:
+        try:
+            model = built(getattr(transformers, model_class), tiny_config(CONFIG_MAPPING[name], shrink))
+            example(model)
+            return model
+        except Exception as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def page(rows: list[Row]) -> str:
+    """Counts by head, and what does not pass."""
+    counts: dict[str, Counter] = defaultdict(Counter)
+    for row in rows:
+        counts[row["head"]][row["status"]] += 1
+    lines = [
+        "# Heads that can be explained\n",
+        f"`python -m benchmarks.heads`, transformers {transformers.__version__}, torch {torch.__version__}: tiny",
+        f"random models. *Passes*: y and each score equal the stock model's to {TOLERANCE:g} of the largest one.",
+        "[All rows](heads.csv).\n",
+        "| head | types | not built | passes | differs | fails | share of those built |\n|---|---|---|---|---|---|---|",
+    ]
+    for head, count in counts.items():
+        made = count.total() - count["not built"]
+        numbers = (count[status] for status in ("not built", "passes", "differs", "fails"))
+        share = f"{count['passes'] / max(1, made):.0%}"
+        lines.append(f"| {head} | {count.total()} | {' | '.join(map(str, numbers))} | {share} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
