@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 from argparse import ArgumentParser
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from transformers import AutoProcessor
 import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.kernels.fused_path import HAS_TRITON
+from tests.explain.scene_models import two_towers, untrained
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +59,7 @@ STAND_INS = {  # name: architecture, card with the tokenizer or image processor,
     "runs/sst2-tanhmax": ("bert", "sst2-rnn-tanhmax", True),
 }
 SENTENCES = "sentence-transformers/all-MiniLM-L6-v2"
+JOINT = {"openai/clip-vit-base-patch32": partial(two_towers, "clip"), "HuggingFaceTB/SmolVLM-256M-Instruct": untrained}
 COPIES = {"runs/digits-tanhmax": "digits-tanhmax", "runs/smol-healed": "imdb-lm-tanhmax"}
 
 
@@ -73,6 +76,9 @@ def stand_ins(tmp_path_factory):
             part.save_pretrained(folder / name)
     bert = Transformer(str(folder / "google-bert/bert-base-uncased"))
     SentenceTransformer(modules=[bert, Pooling(32), Normalize()], device="cpu").save(str(folder / SENTENCES))
+    for name, made in JOINT.items():
+        for part in made():
+            part.save_pretrained(folder / name)
     for name, card in COPIES.items():
         shutil.copytree(CARDS / card, folder / name)
     shutil.copyfile(next((ROOT / "space/examples/digits").iterdir()), folder / "runs/digits-tanhmax/digit.png")
