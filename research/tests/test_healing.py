@@ -1,14 +1,15 @@
-"""Trials of healing: the parts on a tiny decoder."""
+"""Healing of language models: the parts on a tiny decoder."""
 
 import copy
 import itertools
 
 import pytest
 import torch
+from pandas import DataFrame
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_bidir import signed
-from research.healing import trials
+from research.healing import healed, trials
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +70,47 @@ def test_scores_are_perplexities_with_and_without_negative_coefficients_and_thei
     tanhmax = trials.scores(signed(copy.deepcopy(teacher), 1.0), blocks)
     assert tanhmax["reviews_without"] != pytest.approx(tanhmax["reviews"], rel=0.01)
     assert 0.3 < tanhmax["negative_share"] < 0.7
+
+
+def words_of(model):
+    """Blocks that the model generated, so that no temperature but 1 suits them better."""
+    torch.manual_seed(0)
+    start = torch.randint(0, 60, (40, 1))
+    return model.generate(start, do_sample=True, top_k=0, min_new_tokens=40, max_new_tokens=40)
+
+
+def test_the_best_temperature_undoes_a_factor_of_the_logits(teacher):
+    texts = words_of(teacher)
+    assert healed.best_temperature(teacher, texts) == pytest.approx(1, abs=0.11)
+    confident = copy.deepcopy(teacher)
+    confident.lm_head.weight.data *= 1.3
+    factor = healed.best_temperature(confident, texts) / healed.best_temperature(teacher, texts)
+    assert factor == pytest.approx(1.3, abs=0.06)
+
+
+def test_the_temperature_comes_from_the_first_half_of_the_blocks_and_the_perplexity_from_the_second(teacher):
+    texts = words_of(teacher)
+    noise = torch.randint(0, 60, texts.shape)  # suits a teacher that is less confident
+    numbers = healed.matched(teacher, {"reviews": torch.cat([noise, texts])})
+    assert numbers["temperature"] == healed.best_temperature(teacher, noise)
+    assert numbers["temperature"] > healed.best_temperature(teacher, texts)
+    assert numbers["reviews"] == trials.perplexities(teacher, {"": texts}, numbers["temperature"])[""]
+
+
+def test_a_row_has_every_measure_of_the_table_and_only_a_signed_model_needs_negative_coefficients(teacher):
+    blocks = dict.fromkeys(healed.TEXTS, words_of(teacher))
+    softmax = healed.measured(signed(copy.deepcopy(teacher), 0.0), blocks)
+    balanced = healed.measured(signed(copy.deepcopy(teacher), 0.5, attn_activation="balanced"), blocks)
+    assert healed.MEASURES.keys() <= softmax.keys() == balanced.keys()
+    assert softmax["messages_without"] == pytest.approx(softmax["messages"], rel=1e-5)
+    assert softmax["negative_share"] == 0
+    assert balanced["messages_without"] != pytest.approx(balanced["messages"], rel=0.01)
+    assert 0.1 < balanced["negative_share"] < 0.7
+
+
+def test_the_table_has_the_mean_of_the_seeds_and_the_difference_of_each():
+    rows = [dict.fromkeys(healed.MEASURES, value) for value in (8.0, 7.0, 9.5)]
+    names = [{"model": name} for name in (healed.SOFTMAX, "mine-0", "mine-1")]
+    found = healed.table(DataFrame([name | row for name, row in zip(names, rows, strict=True)]))
+    assert "| perplexity, messages | 8.0 | 8.2 ± 1.8 | -1.0, +1.5 |" in found
+    assert "| healed, 2 seeds |" in found
