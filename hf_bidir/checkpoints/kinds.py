@@ -43,8 +43,8 @@ KINDS = (
         peft_task="TOKEN_CLS",
     ),
     Kind(
-        "ForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering", peft_task="QUESTION_ANS",
-        derives_decoder_input=True,
+        "ForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering", per_token=True,
+        peft_task="QUESTION_ANS", derives_decoder_input=True,
     ),
     Kind("ForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice"),
     Kind("ForMaskedLM", "AutoModelForMaskedLM", "fill-mask", names_tokens=True, per_token=True),

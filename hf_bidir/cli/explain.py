@@ -34,6 +34,10 @@ def explain(
         str | None,
         typer.Option(help=f"{', '.join(METHODS)}; by default one for the model (docs/explanations.md)."),
     ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(help="A second text, read together with the first: a hypothesis, a passage, a context."),
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     instead_of: Annotated[
         str | None, typer.Option(help="Another class or token: explain why the target, and not this one.")
@@ -43,7 +47,11 @@ def explain(
     ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
     position: Annotated[
-        int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
+        str | None,
+        typer.Option(
+            help="Models with one prediction per token: a word, or the number of a token; by default [MASK] or the "
+            "last one, and of taggers each word with a label."
+        ),
     ] = None,
     continuation: Annotated[
         str | None, typer.Option(help="Causal language models: explain each token of this continuation.")
@@ -95,6 +103,9 @@ def explain(
     summed over them. With --chat, TEXT is put into the chat template of the tokenizer. A leading space
     is added to --target. Encoder-decoders: each generated token is explained by the input; of the options only
     --output, --top and --segments apply.
+    Question answering: TEXT is the question and --pair its context; --target names another answer of the context.
+    Taggers, and models with several labels: each word with a label, or each label above 50 %, has a row of scores;
+    --position WORD or --target LABEL explains one.
     Models of an image and a text, such as CLIP, LLaVA and Qwen-VL: --text is the caption, or what is asked; of several
     captions the best one is explained. The image is scored in cells, the strongest in finer ones.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
@@ -109,6 +120,8 @@ def explain(
     hf-bidir explain distilbert/distilbert-base-uncased-finetuned-sst-2-english "a charming film with a weak ending"
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris --instead-of London
     hf-bidir explain HuggingFaceTB/SmolLM2-135M-Instruct "What is the capital of France?" --chat --new-tokens 10
+    hf-bidir explain cross-encoder/ms-marco-MiniLM-L6-v2 "How large is Berlin?" --pair "Berlin has 3.7 million people."
+    hf-bidir explain dslim/bert-base-NER "Anna lives in Paris" --position Paris
     hf-bidir explain HuggingFaceTB/SmolVLM-256M-Instruct cat.jpg --text "Which animal?" --target Cat --instead-of Dog
     hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
     hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
@@ -123,7 +136,7 @@ def explain(
         "method": method,
         "target": target,
         "instead_of": instead_of,
-        "position": position,
+        "position": int(position) if position and position.isdecimal() else position,
         "layer": layer,
         "head": head,
         "continuation": continuation,
@@ -155,9 +168,12 @@ def explain(
         inputs: Any = _messages(text_or_image) if chat else text_or_image
         if text:
             inputs = {"image": text_or_image, "text": text}
+        elif pair is not None:
+            inputs = (inputs, pair)
         typer.echo(f"Loading {checkpoint} …", err=True)
         model, processor = load_checkpoint(checkpoint)
-        _check_no_file(model, inputs)
+        for part in inputs if isinstance(inputs, tuple) else [inputs]:
+            _check_no_file(model, part)
         typer.echo("Explaining …", err=True)
         explanation: Any = api.explain(model, processor, inputs, **chosen)
         if as_json:

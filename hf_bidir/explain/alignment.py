@@ -1,4 +1,4 @@
-"""The scores of generated text: a row for each generated token, and their sums."""
+"""The scores of several predictions for one text, such as generated tokens: a row for each, and their sums."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,20 @@ from hf_bidir.explain.listing import Listing
 from hf_bidir.explain.result import Result
 
 IN_ROW = 5  # tokens in the row of a generated token
+NO_VERDICT = "There is no verdict: it would need a single prediction, and each row is one."
 WIDTH = 70  # characters of a sentence
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alignment(Result):
-    """Generated tokens, and for each of them a number per source token.
+    """Generated tokens or other predictions, and for each of them a number per source token.
 
     Attributes:
         source: the source tokens; for a causal model, the prompt and all generated tokens but the last.
         special: whether each of them is special, or written by a chat template.
-        written: the generated tokens in order.
-        explained: the generated text, in words.
+        written: the generated tokens in order, or the other predictions.
+        row: what a row is of.
+        explained: the generated text, or the predictions, in words.
         reading: what the first numbers are, in one sentence.
         scores: `[written, source]` by unit; the first one ranks.
         first_length: source tokens of the first row: all, or those of the prompt, and one more in each next row.
@@ -43,6 +45,7 @@ class Alignment(Result):
     reading: str
     scores: Mapping[str, Tensor]
     first_length: int
+    row: str = "generated token"
     probabilities: Sequence[float] = ()
     has_signs: bool = True
     listing: Listing | None = None

@@ -1,4 +1,4 @@
-"""Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
+"""Explain predictions in one call: for a text, a pair, an image, a list or stream of them, or generated text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,26 +18,29 @@ from hf_bidir.common.files import RECORD, read_json
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_image_text, reads_images, takes_embedding
 from hf_bidir.explain.inputs.parts import conversation, segmented
-from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, shortened, visible
+from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
 from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.readout import predictions, readout_of
 from hf_bidir.explain.request import Request, methods_of
 from hf_bidir.explain.result import Explanation, Explanations
+from hf_bidir.explain.table import SEVERAL, outputs_of, table_of
 from hf_bidir.explain.verdict import OPPOSITE, baseline_note, verdict_of
 
-ONE = str | Path | Image.Image
+ONE = str | Path | Image.Image | tuple | Mapping
 RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, for at most so many tokens
 
 
 def explain(
     model: PreTrainedModel, processor: Any, inputs: ONE | Iterable[ONE], method: str | None = None, **choices: Any
 ) -> Explanation | Explanations | Alignment:
-    """Explain the prediction for a text or an image, or for each of several; or the text that a model generates.
+    """Explain the prediction for a text, a pair of texts or an image, or for each of several; or generated text.
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
         explain(lm, tokenizer, "The capital of France is", target="Paris", instead_of="London")
         explain(lm, tokenizer, [{"role": "user", "content": "What is the capital of France?"}], new_tokens=20)
         explain(model, tokenizer, review, segments="sentences")
+        explain(model, tokenizer, ("A man sleeps.", "Nobody is awake."))  # a pair of texts
+        explain(model, tokenizer, tokenizer("a charming film", return_tensors="pt"))
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
         explain(clip, processor, ("photo.jpg", "a red car"))  # an image with a text, or with a list of classes
         explain(translator, tokenizer, "This film is good.")  # an encoder-decoder
@@ -48,29 +51,31 @@ def explain(
     Args:
         model: a model of transformers, or a signed one with any negative mass; it is the same afterwards.
         processor: its tokenizer, image processor, or processor of both.
-        inputs: a text; the path of an image, or a PIL image; the messages of a conversation, as for
-            `apply_chat_template`; or a list of texts or images, each explained as it is alone, by default without a
-            verdict: verdict=True adds one. `explain_each` takes a stream.
+        inputs: a text; a pair of texts, as a tuple; the path of an image, or a PIL image; the messages of a
+            conversation, as for `apply_chat_template`; a row of tensors, as the tokenizer returns it, whose pieces get
+            a score each; or a list of these, each explained as it is alone, by default without a verdict: verdict=True
+            adds one. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions.
         choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, details,
             verdict, budget, batch_size: the fields of `Request`.
 
     Returns:
         One `Explanation`, or `Explanations`, a list of them in the order of the inputs; for generated text its
-        `Alignment` with the source. All show themselves in a notebook.
+        `Alignment` with the source, and for the words of a tagger, or several labels that apply, one with a row for
+        each. All show themselves in a notebook.
 
     Raises:
-        ValueError: an empty list, a pair of texts (a tuple), inputs of another type, a prompt that is too long, an
-            option that does not apply to the model, and as in `read_text`, `read_image` and `token_scores`; an error
-            about one of several inputs begins with its index.
+        ValueError: an empty list, inputs of another type, a prompt that is too long, an option that does not apply to
+            the model, and as in `read_text`, `read_image` and `token_scores`; an error about one of several inputs
+            begins with its index.
     """
-    if isinstance(inputs, ONE | tuple | Mapping) or _is_conversation(inputs):
+    if isinstance(inputs, ONE) or _is_conversation(inputs):
         request = Request(method, **{"verdict": True} | choices)
         with request.checked(model, processor) as model:
             if (model.config.is_encoder_decoder or request.generates) and not reads_image_text(model):
                 from hf_bidir.explain.generation import explain_generated
 
-                return explain_generated(model, processor, parted(processor, inputs, request), request)
+                return explain_generated(model, processor, text_of(model, processor, inputs, request), request)
             return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
     inputs = list(_several(inputs))
     if not inputs:
@@ -81,7 +86,7 @@ def explain(
 
 def explain_each(
     model: PreTrainedModel, processor: Any, inputs: Iterable[ONE], method: str | None = None, **choices: Any
-) -> Iterator[Explanation]:
+) -> Iterator[Explanation | Alignment]:
     """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
 
     The default method is the cheap one, as notes say; budget=64 gives that of a single text, without batches.
@@ -100,7 +105,7 @@ def explain_each(
 
 def outcomes(
     model: PreTrainedModel, processor: Any, inputs: Iterable[ONE], request: Request
-) -> Iterator[Explanation | Exception]:
+) -> Iterator[Explanation | Alignment | Exception]:
     """For each input its explanation, or the error about it.
 
     Args:
@@ -133,19 +138,35 @@ def _or_error(function: Callable, *arguments: Any) -> Any:
 def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
     """Whether texts of different lengths form a batch: the tokenizer pads, and the model has one output per text."""
     pads = getattr(processor, "pad_token_id", None) is not None
-    return pads and not takes_one_row(model) and not kind_of(model).per_token
+    several = kind_of(model).per_token or model.config.problem_type == SEVERAL
+    return pads and not takes_one_row(model) and not several
 
 
 def _is_conversation(inputs: Any) -> bool:
-    """Whether these are messages; a list of images with texts is none."""
+    """Whether these are messages; a list of images with texts, or of tensors, is none."""
     messages = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(part, Mapping) for part in inputs)
-    return messages and not any("image" in part for part in inputs)
+    return messages and not any(part.keys() & {"image", "input_ids"} for part in inputs)
 
 
-def parted(tokenizer: Any, text: Any, request: Request) -> Any:
-    """A text with the parts that were asked for, or a conversation as its chat template writes it."""
-    if _is_conversation(text):
-        text = conversation(tokenizer, text)
+def text_of(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request) -> Text:
+    """A text, a pair or a conversation, with the segments that were asked for.
+
+    Raises:
+        ValueError: something else, or a pair for a model of single texts.
+    """
+    name, embeds = type(model).__name__, takes_embedding(model)
+    match given:
+        case str():
+            text = Text(model.prompt + given if embeds else given)
+        case [str(first), str(second)]:
+            text = Text.of_pair(first, second)
+        case _ if _is_conversation(given):
+            text = conversation(tokenizer, given)
+        case _:
+            got = shortened(repr(given))
+            raise ValueError(f"expected a text for {name}, or a pair of texts as a tuple; got {got}.")
+    if text.pair and (embeds or model.config.is_encoder_decoder or kind_of(model).causal):
+        raise ValueError(f"{name} reads one text, not a pair; sentence encoders compare it with another by against.")
     return text if request.segments is None else segmented(text, request.segments)
 
 
@@ -153,12 +174,11 @@ def _several(inputs: Any) -> Iterable[ONE]:
     """The inputs. Raises ValueError unless they are a list or a stream; a tuple is a pair, and a table has columns."""
     columns: Any = getattr(inputs, "column_names", getattr(inputs, "columns", None))
     is_table = columns is not None or getattr(inputs, "ndim", 1) != 1
-    if is_table or isinstance(inputs, ONE | Mapping | tuple) or not isinstance(inputs, Iterable):
+    if is_table or isinstance(inputs, ONE) or not isinstance(inputs, Iterable):
         named = f": {', '.join(map(str, columns))}" if columns is not None else ""
         raise ValueError(
-            f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
-            f"table{named}. A tuple is a pair of texts, which cannot be explained yet. `explain` takes a single text "
-            "or image too, and `token_scores` takes tokenized inputs."
+            f"expected texts, pairs or images in a list or a stream, got a {type(inputs).__name__}; pass one column of "
+            f"a table{named}. `explain` takes a single one too."
         )
     return inputs
 
@@ -173,15 +193,15 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Re
         from hf_bidir.explain.inputs.image import read_image
 
         return read_image(model, processor, text_or_image, size=request.size)
-    if takes_embedding(model) and isinstance(text_or_image, str):
-        text_or_image = model.prompt + text_or_image
-    text = parted(processor, text_or_image, request)
-    if not isinstance(text, str | Text):
-        raise ValueError(
-            f"expected a text for {type(model).__name__}, got a {type(text).__name__}; pass the text itself. "
-            "Pairs of texts cannot be explained yet."
-        )
-    example = read_text(processor, text, text_limit(model, processor))
+    answers = kind_of(model).task == "question-answering"
+    if isinstance(text_or_image, Mapping) and not answers:
+        return read_tensors(processor, text_or_image)
+    text, limit = text_of(model, processor, text_or_image, request), text_limit(model, processor)
+    if answers:
+        from hf_bidir.explain.inputs.questions import read_question
+
+        return read_question(model, processor, text, limit, request)
+    example = read_text(processor, text, limit)
     if kind_of(model).causal:
         check_prompt(model, processor, example)
     return example
@@ -189,7 +209,7 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Re
 
 def _explanations(
     model: PreTrainedModel, processor: Any, examples: list[Example], request: Request
-) -> Iterator[Explanation]:
+) -> Iterator[Explanation | Alignment]:
     """The explanations of examples that run together."""
     if reads_image_text(model):
         from hf_bidir.explain.scenes import explain_scene
@@ -199,6 +219,10 @@ def _explanations(
     if kind_of(model).per_token:
         request = request.at_token(model, processor, examples[0])
     cache = ForwardCache(model, *_batch(processor, examples))
+    words, request = outputs_of(cache, examples[0], request)
+    if len(words) > 1:
+        yield table_of(cache, processor, examples[0], request, words, _lost(examples[0], processor))
+        return
     scores, request, note = scored(cache, request)
     readout = readout_of(cache, request, cache.outputs_alone)
     predicted = predictions(model, processor, readout, cache.outputs_alone)
@@ -263,11 +287,12 @@ def _details(cache: ForwardCache, example: Example, request: Request) -> dict[st
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:
     """A sentence each where a text was cut, or is longer than those of the training, and on words without a piece."""
-    notes: list[str] = []
+    notes = [example.note] if example.note else []
     if example.grid is not None:
         return notes
     if example.truncated:
-        notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
+        of_pair = ", of the longer text and then of both" if example.begins else ""
+        notes.append(f"Too long for the model: the last {example.truncated} word pieces were left out{of_pair}.")
     length, folder = len(example.token_of_piece), tokenizer.name_or_path  # "" of a tokenizer built in memory
     match read_json(Path(folder, RECORD)) if folder else {}:
         case {"recipe": {"max_length": int(longest)}} if length > longest:

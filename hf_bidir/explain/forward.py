@@ -161,10 +161,10 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
             f"expected a model of a text, an image, or both with logits; {head.__name__} takes sound or video, or has "
             "no logits of both, which cannot be explained."
         )
-    if kind_of(head.__name__).task in ("question-answering", "multiple-choice"):
+    if kind_of(head.__name__).task == "multiple-choice":
         raise ValueError(
-            f"expected a model with one output to explain; {head.__name__} chooses a span or a text, which cannot be "
-            "explained yet. In Python, explain model.base_model, the same model without its head."
+            f"expected a model with one output to explain; {head.__name__} chooses a text, which cannot be explained "
+            "yet. In Python, explain model.base_model, the same model without its head."
         )
 
 
@@ -260,13 +260,19 @@ def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
 
 
 def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
-    """One position for all examples, or one per example, as `[batch]`; raises ValueError if it is not in `keep`."""
+    """One position for all examples, or one per example, or a row of several for each, as `[batch, places]`.
+
+    Raises:
+        ValueError: a position that is not in `keep`.
+    """
     batch, length = keep.shape
-    positions = torch.as_tensor(position, device=keep.device).reshape(-1)
+    positions = torch.as_tensor(position, device=keep.device)
+    if positions.dim() < 2:
+        positions = positions.reshape(-1, 1)
     inside = (positions >= 0) & (positions < length)
     if len(positions) in (1, batch) and inside.all():
-        positions = positions.expand(batch)
-        if keep.gather(1, positions.unsqueeze(1)).all():
+        positions = positions.expand(batch, -1)
+        if keep.gather(1, positions).all():
             return positions
     raise ValueError(
         f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}. Give one for all "

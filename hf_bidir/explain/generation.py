@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.alignment import NO_VERDICT, Alignment
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, forward_pass
 from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
@@ -24,7 +24,6 @@ from hf_bidir.explain.request import Request
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of each generated token minus the mean of all logits"
-NO_VERDICT = "There is no verdict: it would need a single prediction, and each generated token is one."
 ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION = METHODS["contributions"].unit
 MAGNITUDE = "mean |a|"
@@ -190,22 +189,22 @@ def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:
     )
 
 
-def prediction_scores(cache: ForwardCache, request: Request, targets: Tensor, positions: Tensor) -> Tensor:
-    """Scores of several output tokens of one text, `[targets, length]`.
+def prediction_scores(cache: ForwardCache, request: Request, targets: Tensor, positions: Tensor | None) -> Tensor:
+    """Scores of several outputs of one text, `[targets, length]`.
 
     They run in batches; methods with a forward pass per token compute all outputs at once.
 
     Args:
         cache: of the text, a single row.
         request: with its method.
-        targets, positions: the token ids to explain, and the position that predicts each of them.
+        targets, positions: the tokens or classes to explain, and the position that predicts each of them, if any.
     """
     method = request.entry
     if method.shared:
         return method.scores(cache, replace(request, target=targets, position=positions)).cpu()
-    batches = list(zip(targets.split(ROWS), positions.split(ROWS), strict=True))
     scores = []
-    for target, position in tqdm(batches, desc=request.method, unit="batch", leave=False, delay=1):
+    for batch in tqdm(torch.arange(len(targets)).split(ROWS), desc=request.method, unit="batch", leave=False, delay=1):
+        target, position = targets[batch], None if positions is None else positions[batch]
         inputs = {name: value.expand(len(target), -1) for name, value in cache.inputs.items()}
         units = None if cache.units is None else cache.units.expand(len(target), -1)
         rows = ForwardCache(cache.model, inputs, units)

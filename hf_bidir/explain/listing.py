@@ -1,7 +1,8 @@
 """Tokens with one score each: the strongest as a list, and what the list leaves out as a sentence."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Listing:
         special: whether each one is special, which is neither listed nor coloured.
         template: whether the special tokens are those of a chat template.
         has_signs: whether scores can be negative.
+        texts: of a pair, the names of both texts and their first tokens.
     """
 
     tokens: Sequence[str]
@@ -31,6 +33,7 @@ class Listing:
     special: Sequence[bool]
     template: bool = False
     has_signs: bool = True
+    texts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_long(self) -> bool:
@@ -55,6 +58,12 @@ class Listing:
         """The tokens from `start` to `stop`."""
         part = slice(start, stop)
         return replace(self, tokens=self.tokens[part], scores=self.scores[part], special=self.special[part])
+
+    def by_text(self) -> Iterator[tuple[str, "Listing"]]:
+        """The tokens of each text, after its name; of a single one, which has none, all."""
+        texts = self.texts or {"": 0}
+        for name, bound in zip(texts, pairwise([*texts.values(), len(self.tokens)]), strict=True):
+            yield name, self.part(*bound)
 
     def number(self, score: float) -> str:
         """A score as text, with a sign if there are signs."""

@@ -14,11 +14,16 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.forward import ForwardCache, names_tokens, takes_embedding, token_positions
-from hf_bidir.explain.inputs.text import percent, signed, spelled, visible
+from hf_bidir.explain.inputs.text import Answer, percent, signed, spelled, visible
 from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
+SPAN = (1, 0, 0, 1)  # weights of start and end logit at the first token of an answer, and of both at the last one
+ANSWER = (
+    "y is the start logit plus the end logit of the answer; its probability is that of its start times that of its end "
+    "among all tokens."
+)
 LISTED_CLASSES = 20  # in a message
 LEAST = 0.1  # nats: smaller changes of a logit do not count
 LEAST_SHARE = 0.01  # the same for another y, a share of it
@@ -31,14 +36,16 @@ class Readout:
 
     Attributes:
         weights: `[batch, entries]`, of one class, or a direction of the hidden state.
-        positions: `[batch]`, for outputs with a row per token.
+        positions: `[batch, places]`, for outputs with a row per token; the rows of several places follow each other.
         targets, foils: `[batch]`, the explained class, and the one that it is contrasted with, if any.
+        answer: of a question and its context.
     """
 
     weights: Tensor
     positions: Tensor | None
     targets: Tensor | None = None
     foils: Tensor | None = None
+    answer: Answer | None = None
 
     def rows(self, outputs: ModelOutput) -> Tensor:
         """The outputs that `y` is read from, `[batch, entries]`."""
@@ -52,7 +59,7 @@ class Readout:
 
     def of(self, examples: Tensor) -> "Readout":
         """The readout of a batch composed of these examples, `[rows]`."""
-        parts = {name: value if value is None else value[examples] for name, value in vars(self).items()}
+        parts = {name: value[examples] if isinstance(value, Tensor) else value for name, value in vars(self).items()}
         return Readout(**parts)
 
 
@@ -77,6 +84,10 @@ def readout_of(cache: ForwardCache, request: Request, outputs: ModelOutput | Non
         positions = token_positions(position, rows.new_ones(rows.shape[:2]))
         rows = _at(rows, positions)
     rows = upcast(rows.detach())
+    if "start_logits" in outputs:
+        if rows.shape[1] != len(SPAN):
+            raise ValueError(f"expected position [[first, last]], those of an answer, got {request.position}.")
+        return Readout(rows.new_tensor(SPAN).expand_as(rows), positions, answer=request.target)
     if "logits" in outputs:
         return classes_readout(model, rows, request, positions)
     for name in ("instead_of", "target"):
@@ -89,11 +100,13 @@ def readout_of(cache: ForwardCache, request: Request, outputs: ModelOutput | Non
 
 
 def _explained(outputs: ModelOutput) -> Tensor | None:
+    if "start_logits" in outputs:
+        return torch.stack([outputs["start_logits"], outputs["end_logits"]], -1)
     return next((outputs[name] for name in ROWS if name in outputs), None)
 
 
 def _at(rows: Tensor, positions: Tensor) -> Tensor:
-    return rows[torch.arange(len(rows), device=rows.device), positions]
+    return rows[torch.arange(len(rows), device=rows.device).unsqueeze(1), positions].flatten(1)
 
 
 def classes_readout(
@@ -181,16 +194,28 @@ class Prediction:
 def predictions(model: PreTrainedModel, processor: Any, readout: Readout, outputs: ModelOutput) -> list[Prediction]:
     """The prediction for each row of outputs."""
     rows, values = readout.rows(outputs), readout(outputs).tolist()
+    if readout.answer is not None:
+        return [_of_answer(readout.answer, outputs, values[0])]
     if readout.targets is not None:
         return [_of_class(model, processor, readout, index, rows[index], y) for index, y in enumerate(values)]
     return [Prediction(_without_classes(model, readout, index, y), y) for index, y in enumerate(values)]
+
+
+def _of_answer(answer: Answer, outputs: Any, value: float) -> Prediction:
+    """The prediction of an answer in a context."""
+    others = outputs.start_logits.float().logsumexp(-1) + outputs.end_logits.float().logsumexp(-1)
+    share = f'"{answer.text}", {percent((value - others).exp().item())}'
+    explained = f"{share} (y = {signed(value)})."
+    if answer.predicted != answer.text:
+        explained += f' Prediction: "{answer.predicted}", {percent(answer.probability)}.'
+    return Prediction(explained, value, answer.predicted, answer.probability, definition=ANSWER, shares=share)
 
 
 def _without_classes(model: Any, readout: Readout, index: int, value: float) -> str:
     """The explained number of a hidden state or of an embedding, in words."""
     if not takes_embedding(model):
         assert readout.positions is not None
-        state = f"the hidden state of token {int(readout.positions[index])} projected on its own direction"
+        state = f"the hidden state of token {int(readout.positions[index, 0])} projected on its own direction"
         return f"{type(model).__name__} has no head. Explained: y, {state}, {signed(value)}."
     if model.reference is None:
         what = "the embedding before normalisation projected on its own direction"
@@ -230,7 +255,7 @@ def _of_class(
     explained = f"{shares} (y = {signed(value)})."
     if predicted not in (target, foil):
         explained += f" Prediction: {share(predicted)}."
-        if len(logits) > 2:
+        if len(logits) > 2 and not several:
             shares += f"; predicted: {share(predicted)}"
     probability = probabilities[predicted]
     rival = 1 - probability if several else probabilities[second]

@@ -27,7 +27,7 @@ from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 AFFORDABLE = 64  # forward passes that a default method takes at most
 MOST_LISTED = 1000  # characters of the positions in a message
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
-Position = int | Sequence[int] | Tensor | None
+Position = int | str | Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Request:
 
     Attributes:
         method: a name of `METHODS`; None selects `default_method`.
-        target: the class to explain, by name or index, or a word for a language model; None selects the predicted one.
+        target: the class to explain, by name or index, or a word for a language model, or an answer as spelled in the
+            context; None selects the predicted one.
             Without a head there is none: y projects the hidden state on itself.
         instead_of: another class or word, with which the target is contrasted: y is the logit of the target minus that
             of this one.
-        position: the token whose output is explained, where each has one: by default that of the mask for masked
-            language models, and the last one for causal ones.
+        position: the token whose output is explained, where each has one, or a word of the text: by default that of the
+            mask for masked language models, the last one for causal ones, and of taggers each word with a label.
         layer: contributions, values and attention use this layer alone (default except for contributions: the last);
             rollout, flow, ALTI and Chefer use the layers up to it.
         head: use this head alone; by default all.
@@ -131,8 +132,12 @@ class Request:
     def at_token(self, model: PreTrainedModel, tokenizer: Any, example: Example) -> "Request":
         """The request of a model with an output per token: with its position, by default that of the mask, or the last
         one of a causal model; and with words of the vocabulary as token ids."""
+        if example.answer is not None:
+            return replace(self, position=[example.answer.positions], target=example.answer)
         kind, ids = kind_of(model), example.inputs["input_ids"][0].tolist()
-        position = self.position
+        position = example.place_of(self.position) if isinstance(self.position, str) else self.position
+        if position is None and kind.task == "token-classification":
+            return self
         if position is None and kind.causal:
             position = len(ids) - 1
         elif position is None and kind.names_tokens and tokenizer.mask_token_id in ids:
@@ -141,7 +146,7 @@ class Request:
             masked = f"{tokenizer.mask_token} in the text, or " if kind.names_tokens and not kind.causal else ""
             places = [f"{place} {token}" for place, token in enumerate(spelled(tokenizer, ids))]
             listed = shortened(", ".join(places), MOST_LISTED)
-            raise ValueError(f"expected {masked}the position of a token (--position): {listed}; got {position}.")
+            raise ValueError(f"expected {masked}the position of a token (--position): {listed}; got {self.position!r}.")
         located = replace(self, position=position)
         if not kind.names_tokens:
             return located

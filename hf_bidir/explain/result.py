@@ -167,10 +167,11 @@ class Explanation(Prediction, Result):
     def listing(self) -> Listing:
         """The tokens with their scores."""
         has_signs = METHODS[self.method].explains_output
-        return Listing(self.tokens, self.scores, self.example.special, self.example.template, has_signs)
+        example = self.example
+        return Listing(self.tokens, self.scores, example.special, example.template, has_signs, example.begins)
 
 
-class Explanations(list[Explanation]):
+class Explanations(list):
     """A list of explanations, which shows the first ones in a notebook."""
 
     def _repr_html_(self) -> str:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir import __version__
 from hf_bidir.common.files import replacing, sha256
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.api import outcomes
 from hf_bidir.explain.request import Request
 from hf_bidir.explain.result import Explanation
@@ -111,11 +112,14 @@ def explain_rows(model: PreTrainedModel, processor: Any, rows: Rows, request: Re
     return failed
 
 
-def _added(found: Explanation | Exception, number: int) -> Row:
+def _added(found: Explanation | Alignment | Exception, number: int) -> Row:
     """What an outcome adds to its row; an error is also printed, with the number of the row from 1."""
     if isinstance(found, Exception):
         tqdm.write(f"row {number + 1}: {found}", file=sys.stderr)
         return dict.fromkeys(ADDED) | {"error": str(found)}
+    if isinstance(found, Alignment):
+        of_table = {"explained": found.explained, "method": found.method, "explanation": found.to_json()}
+        return dict.fromkeys(ADDED) | of_table
     return {
         "prediction": found.prediction,
         "probability": found.probability,

@@ -160,7 +160,8 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
     """
     model, example = cache.model, explanation.example
     readout = readout_of(cache, request, cache.outputs_alone)
-    read = None if readout.positions is None else example.token_of_piece[int(readout.positions)]
+    positions = [] if readout.positions is None else readout.positions[0].tolist()
+    read = example.token_of_piece[positions].tolist()
 
     def predicted(removed: list[int]) -> Prediction:
         remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
@@ -174,13 +175,13 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
 def verdict_without(
     explanation: Explanation,
     predicted: Callable[[list[int]], Prediction],
-    read: int | Tensor | None = None,
+    read: Sequence[int] = (),
     **agreement: Any,
 ) -> Verdict:
     """The verdict by what is predicted without some tokens, and the fields on a second method.
 
     Args:
-        read: the token that y is read from, which is not removed.
+        read: the tokens that y is read from, which are not removed.
     """
     removed = _strongest(explanation, read)
     before = Prediction(**{field.name: getattr(explanation, field.name) for field in fields(Prediction)})
@@ -195,9 +196,9 @@ def verdict_without(
     return Verdict(before, removed_names, after, patches, alone=alone, limits=limits, **agreement)
 
 
-def _strongest(explanation: Explanation, read: int | Tensor | None) -> list[int]:
-    """The words, patches or cells with the largest scores of the sign of y, the strongest first, without the one that
-    y is read from."""
+def _strongest(explanation: Explanation, read: Sequence[int]) -> list[int]:
+    """The words, patches or cells with the largest scores of the sign of y, the strongest first, without those that
+    it is read from."""
     listing = explanation.listing
     count = len(explanation.example.words)
     most = min(max(REMOVED, int(REMOVED_SHARE * count)), count // 2)
@@ -205,7 +206,7 @@ def _strongest(explanation: Explanation, read: int | Tensor | None) -> list[int]
     least = MATTERS * scores.abs().max()
     if listing.has_signs and explanation.value < 0:
         scores = -scores
-    strong = [index for index in listing.order() if scores[index] >= least and index != read]
+    strong = [index for index in listing.order() if scores[index] >= least and index not in read]
     return strong[:most]
 
 

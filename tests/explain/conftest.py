@@ -145,7 +145,9 @@ def tokenizer():
     pieces = Tokenizer(models.WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = [("[CLS]", 2), ("[SEP]", 3)]
-    pieces.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    pieces.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
     names = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL}
     return PreTrainedTokenizerFast(tokenizer_object=pieces, **names)
 

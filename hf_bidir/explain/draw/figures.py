@@ -189,14 +189,19 @@ def score_grid(
 
 
 def draw_words(listing: Listing, unit: str, scale: Scale, figure: Canvas | None = None) -> Canvas:
-    """A text in lines of `WORDS`, each word with its number in a cell of its colour; of a long text the parts around
+    """Texts in lines of `WORDS`, each word with its number in a cell of its colour; of a long text the parts around
     the strongest words."""
-    names, scores, numbered = listing.tokens, listing.scores.tolist(), listing.numbered
-    labels, values = [], []
-    for index in _excerpt(listing):
-        name = "…" if index is None else visible(shortened(names[index], 14))
-        labels.append(f"{name}\n{scale.number(scores[index])}" if index in numbered else name)
-        values.append(0 if index is None else scores[index])
+    labels: list[str] = []
+    values: list[float] = []
+    for title, text in listing.by_text():
+        rest = -len(labels) % WORDS  # of the line of the text before
+        labels += [""] * rest + [f"{title}:"] * bool(title)
+        values += [np.nan] * rest + [0] * bool(title)
+        names, scores, numbered = text.tokens, text.scores.tolist(), text.numbered
+        for index in _excerpt(text):
+            name = "…" if index is None else visible(shortened(names[index], 14))
+            labels.append(f"{name}\n{scale.number(scores[index])}" if index in numbered else name)
+            values.append(0 if index is None else scores[index])
     lines = ceil(len(labels) / WORDS)
     grid = np.full((lines, WORDS), np.nan)
     grid.flat[: len(values)] = values

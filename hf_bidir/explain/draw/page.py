@@ -116,7 +116,7 @@ def _section(
         listing = replace(listing, scores=scores, has_signs=False)
     scale = scale or Scale.of(listing.shown)
     text = listing.part(result.example.text_from, len(listing.tokens))
-    lines = [Line("", text)] if text.tokens else []
+    lines = [Line(*part) for part in text.by_text()] if text.tokens else []
     figure = picture_of(result.example, [scores], unit, scale)
     return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), lines, figure)
 
@@ -183,7 +183,7 @@ def _aligned(result: Any, unit: str) -> Section:
         lines.append(Line(f"→ {word}", read, result.first_length))
     scale = Scale.of(result.scores[unit] if result.example else torch.cat([line.listing.shown for line in lines]))
     figure = picture_of(result.example, list(result.scores[unit]), unit, scale, result.rows)
-    return Section(f"Each generated token: {unit}", unit, scale, lines=lines, figure=figure)
+    return Section(f"Each {result.row}: {unit}", unit, scale, lines=lines, figure=figure)
 
 
 def figure_of(result: Any) -> Figure:

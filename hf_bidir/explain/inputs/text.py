@@ -4,11 +4,11 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,21 @@ JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them ar
 
 Place = tuple[int, ...] | None
 Words = tuple[list[str], list[bool], list[int], list[Place]]
+NO_INPUTS = ("offset_mapping", "overflow_to_sample_mapping")  # that a tokenizer returns beside those of a model
+
+
+class Answer(NamedTuple):
+    """The explained answer in a context, and the predicted one."""
+
+    text: str
+    positions: list[int]  # of its first and last token
+    predicted: str
+    probability: float  # of the predicted one
 
 
 @dataclass(frozen=True)
 class Example:
-    """Model inputs of one text or image, with a name for every token that gets a score.
+    """Model inputs of one text, pair of texts or image, with a name for every token that gets a score.
 
     Attributes:
         inputs: tensors of one row.
@@ -36,6 +46,9 @@ class Example:
         token_of_piece: `[length]`, the token that each model position belongs to.
         truncated: word pieces that were cut off.
         template: whether special tokens are those of a chat template.
+        begins: of a pair, the names of both texts, and the first token of each.
+        answer: of a question and its context, the explained answer.
+        note: what was left out, a sentence.
         grid: rows and columns of patches.
         file: name of the image file, if it is known.
         text: as the model reads it, with a chat template or prompt; empty for images.
@@ -50,6 +63,9 @@ class Example:
     token_of_piece: Tensor
     truncated: int = 0
     template: bool = False
+    begins: Mapping[str, int] = field(default_factory=dict)
+    answer: Answer | None = None
+    note: str = ""
     grid: tuple[int, int] | None = None
     file: str = ""
     text: str = ""
@@ -96,6 +112,12 @@ class Example:
         """The tokens that are not special."""
         return [index for index, special in enumerate(self.special) if not special]
 
+    def place_of(self, word: str) -> int:
+        """The position of the first piece of a word, which may be named "the (2 of 3)"; −1 unless there is one such."""
+        names = zip(self.tokens, told_apart(self.tokens), strict=True)
+        places = [place for place, spelled_as in enumerate(names) if word in spelled_as]
+        return self.token_of_piece.tolist().index(places[0]) if len(places) == 1 else -1
+
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
         """Scores `[..., tokens]` from `[..., length]`: the sum over a token's pieces, or the largest, of at least 0."""
         tokens = scores.new_zeros(*scores.shape[:-1], len(self.tokens))
@@ -105,14 +127,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Text:
-    """A text with the places of its parts: the messages of a conversation, or segments.
+    """A text with the places of its parts: the messages of a conversation, segments, or both texts of a pair.
 
     Attributes:
-        written: the whole text.
+        written: the whole text, of a pair with a line break between both.
         parts: the first character of each part and the one after its last, in order.
         names: of the parts.
         whole: whether a part is a unit, with one score; otherwise its words are.
         template: whether a chat template wrote what is outside the parts, which is then special.
+        pair: both texts of a pair.
     """
 
     written: str
@@ -120,6 +143,13 @@ class Text:
     names: tuple[str, ...] = ()
     whole: bool = False
     template: bool = False
+    pair: tuple[str, ...] = ()
+
+    @classmethod
+    def of_pair(cls, first: str, second: str) -> "Text":
+        """Two texts, which a model reads together."""
+        written = f"{first}\n{second}"
+        return cls(written, ((0, len(first)), (len(first) + 1, len(written))), pair=(first, second))
 
     def part_at(self, character: int) -> int | None:
         """The part of a character; None outside of all parts."""
@@ -128,55 +158,66 @@ class Text:
 
 
 def read_text(tokenizer: Any, text: str | Text, limit: int) -> Example:
-    """Tokenize a text, truncated to `limit` word pieces.
+    """Tokenize a text or a pair, truncated to `limit` word pieces, of a pair the longer text first.
 
     A word is what the tokenizer splits a text into before it makes pieces, with its combining marks; a contraction such
     as "can't" is one word. Of a tokenizer without character offsets each piece is one.
 
     Raises:
-        ValueError: the text has no word, or its parts are asked of a tokenizer without character offsets.
+        ValueError: a text has no word, or its parts are asked of a tokenizer without character offsets.
     """
     text = Text(text) if isinstance(text, str) else text
+    whole = len(encoded(tokenizer, text, verbose=False)["input_ids"][0])
+    example = example_of(tokenizer, text, encoded(tokenizer, text, truncation=True, max_length=limit))
+    return replace(example, truncated=whole - len(example.token_of_piece))
+
+
+def encoded(tokenizer: Any, text: Text, **options: Any) -> Any:
+    """What the tokenizer returns for a text or a pair: rows of word pieces, with character offsets if it has them."""
     if text.parts and not tokenizer.is_fast:
-        raise ValueError(f"segments and conversations need a fast tokenizer; {type(tokenizer).__name__} is slow.")
-    ends = {"add_special_tokens": not text.template}
-    whole = len(tokenizer(text.written, verbose=False, **ends)["input_ids"])
-    encoding = tokenizer(
-        text.written,
-        truncation=True,
-        max_length=limit,
-        return_offsets_mapping=tokenizer.is_fast,
-        return_tensors="pt",
-        **ends,
-    )
-    places: list[Place] = []
+        name = type(tokenizer).__name__
+        raise ValueError(f"pairs, segments and conversations need a fast tokenizer; {name} is slow.")
+    texts = text.pair or (text.written,)
+    if not all(map(str.strip, texts)):
+        raise ValueError(f"expected a text with at least one word, got {' and '.join(map(repr, texts))}.")
+    options |= {"return_offsets_mapping": tokenizer.is_fast, "add_special_tokens": not text.template}
+    return tokenizer(*([part] for part in texts), **options)
+
+
+def example_of(tokenizer: Any, text: Text, encoding: Any, row: int = 0) -> Example:
+    """The example of a row of an encoding."""
+    inputs = {name: torch.tensor([rows[row]]) for name, rows in encoding.items() if name not in NO_INPUTS}
+    example = read_tensors(tokenizer, inputs)
     if tokenizer.is_fast:
-        tokens, special, token_of_piece, places = _words(tokenizer, text, encoding)
-    else:
-        ids = encoding["input_ids"][0].tolist()
-        tokens = spelled(tokenizer, ids)
-        token_of_piece = list(range(len(ids)))
-        special = [index in tokenizer.all_special_ids and index != tokenizer.unk_token_id for index in ids]
-    if not text.written.strip() or all(special):
+        tokens, special, token_of_piece, places = _words(tokenizer, text, encoding, row)
+        example = Example(inputs, tokens, special, torch.tensor(token_of_piece), template=text.template, places=places)
+    if all(example.special):
         raise ValueError(f"expected a text with at least one word, got {text.written!r}.")
-    return Example(
-        inputs=dict(encoding),
-        tokens=tokens,
-        special=special,
-        token_of_piece=torch.tensor(token_of_piece),
-        truncated=whole - len(token_of_piece),
-        template=text.template,
-        text=text.written,
-        places=places,
-    )
+    begins = {}
+    if text.pair:
+        second = encoding.sequence_ids(row).index(1)
+        begins = {"text 1": 0, "text 2": int(example.token_of_piece[second])}
+    return replace(example, text=text.written, begins=begins)
 
 
-def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
+def read_tensors(tokenizer: Any, inputs: Mapping[str, Any]) -> Example:
+    """A row of model inputs as an example, whose tokens are the pieces as the vocabulary spells them."""
+    ids = inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.shape[:-1] != (1,):
+        raise ValueError(
+            'expected input_ids of one row [1, length], as a tokenizer returns them with return_tensors="pt"; got '
+            f"{shortened(repr(ids))}. Of several rows make a list, or call token_scores."
+        )
+    pieces = ids[0].tolist()
+    special = [index in tokenizer.all_special_ids and index != tokenizer.unk_token_id for index in pieces]
+    return Example(dict(inputs), spelled(tokenizer, pieces), special, torch.arange(len(pieces)))
+
+
+def _words(tokenizer: Any, text: Text, encoding: Any, row: int) -> Words:
     """The tokens, whether each is special, the token of each piece, and the places, by character offsets."""
-    offsets = encoding.pop("offset_mapping")[0].tolist()
-    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
-    words = encoding.word_ids()
-    firsts = [_first_visible(text.written, *place) for place in offsets]
+    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][row])
+    words = list(zip(encoding.sequence_ids(row), encoding.word_ids(row), strict=True))
+    firsts = [_first_visible(text.written, *place) for place in offsets_of(text, encoding, row)]
     begun = dict(zip(reversed(words), reversed(firsts), strict=True))
     starts = _starts(text, begun.values())
     tokens: list[str] = []
@@ -184,7 +225,7 @@ def _words(tokenizer: Any, text: Text, encoding: Any) -> Words:
     token_of_piece: list[int] = []
     places: list[Place] = []
     last = -1
-    for piece, word, first in zip(pieces, words, firsts, strict=True):
+    for piece, (_, word), first in zip(pieces, words, firsts, strict=True):
         place = -1 if word is None else bisect_right(starts, first, hi=len(starts) - 1) - 1
         if place < 0:
             tokens.append(piece)
@@ -206,6 +247,16 @@ def _without_blanks(text: str, start: int, end: int) -> tuple[int, int]:
     """The place without the blanks at its ends."""
     begin = end - len(text[start:end].lstrip())
     return begin, begin + len(text[start:end].strip())
+
+
+def offsets_of(text: Text, encoding: Any, row: int) -> list[tuple[int, int]]:
+    """The first character of each piece in the whole text, and the one after its last."""
+    second = len(text.pair[0]) + 1 if text.pair else 0  # first character of the second text
+    starts = [second * (owner or 0) for owner in encoding.sequence_ids(row)]
+    return [
+        (start + first, start + end)
+        for (first, end), start in zip(encoding["offset_mapping"][row], starts, strict=True)
+    ]
 
 
 def _first_visible(text: str, start: int, end: int) -> int:

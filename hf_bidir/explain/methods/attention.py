@@ -125,8 +125,6 @@ def _source_weights(matrix: Tensor, cache: ForwardCache, request: Request) -> Te
     """The share of each query of `[batch, ..., queries, keys]` in what the output is read from, `[batch, queries]`."""
     if takes_embedding(cache.model):
         return cache.model.pooling_weights(cache.keep).to(matrix)
-    if request.position is None:
-        positions = read_position(matrix, cache.keep)
-    else:
-        positions = token_positions(request.position, cache.keep)
-    return nn.functional.one_hot(positions, matrix.shape[-2]).to(matrix)
+    position = read_position(matrix, cache.keep) if request.position is None else request.position
+    positions = token_positions(position, cache.keep)
+    return nn.functional.one_hot(positions, matrix.shape[-2]).to(matrix).mean(1)

@@ -102,8 +102,8 @@ def without(
         painted = _painted(cache.model, inputs["pixel_values"], patches)
         return inputs | {"pixel_values": painted}, moved
     if moved.positions is not None:
-        before = torch.arange(remains.shape[1], device=remains.device) < moved.positions.unsqueeze(1)
-        moved = replace(moved, positions=(remains & before).sum(1))
+        before = torch.arange(remains.shape[1], device=remains.device) < moved.positions.unsqueeze(2)
+        moved = replace(moved, positions=(remains.unsqueeze(1) & before).sum(2))
     places = remains.nonzero()[:, 1].view(len(remains), -1)
     shortened = {name: value.gather(1, places) for name, value in inputs.items()}
     if "position_ids" in inputs:
@@ -145,7 +145,7 @@ def _attending_only(model: PreTrainedModel, remains: Tensor, rescale: bool) -> A
 
 
 def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
-    """Boolean, as `[batch, length]`: the only token that `y` is read from, and those before an image's patches."""
+    """Boolean, as `[batch, length]`: the tokens that `y` is read from, and those before an image's patches."""
     model, keep = cache.model, cache.keep
     if takes_embedding(model):
         return model.pooling_weights(keep) == 1
@@ -154,8 +154,8 @@ def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
     positions = torch.arange(cache.length, device=keep.device)
     if reads_images(model):
         return (positions < leading_tokens(model, cache.main_input, cache.length)).unsqueeze(0)
-    read = cache.position if readout.positions is None else readout.positions
-    return positions == read.unsqueeze(1)
+    read = cache.position.unsqueeze(1) if readout.positions is None else readout.positions
+    return (positions == read.unsqueeze(2)).any(1)
 
 
 def _painted(model: PreTrainedModel, pixels: Tensor, remains: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def attention_flow(
     """
     keep, layers = magnitudes_of(attentions, keep)
     flows = torch.zeros_like(layers[0, :, 0])
-    for example, above in enumerate(token_positions(source, keep).tolist()):
+    for example, above in enumerate(token_positions(source, keep)[:, 0].tolist()):
         tokens = keep[example].nonzero().flatten().tolist()
         values = _flows(layers[:, example].cpu().double(), above, tokens)
         flows[example, tokens] = flows.new_tensor(values)
