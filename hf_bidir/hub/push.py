@@ -93,14 +93,15 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None) -> Path:
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
-        ValueError: it holds a path of this machine or a token; it is not signed; it does not load in a clean process,
-            or computes other outputs there; or an adapter does not fit its base on the Hub, or names none.
+        ValueError: it holds a path of this machine or a token; it is neither signed nor an adapter; it does not load in
+            a clean process, or computes other outputs there; or an adapter does not fit its base on the Hub, or names
+            none.
     """
     checkpoint = open_checkpoint(folder)
-    if not checkpoint.is_signed:
+    if not (checkpoint.is_signed or checkpoint.adapter):
         raise ValueError(
-            f"expected a signed checkpoint, got the model type {checkpoint.config.model_type}; hf-bidir convert makes "
-            "a signed copy."
+            f"expected a signed checkpoint or an adapter, got the model type {checkpoint.config.model_type}; hf-bidir "
+            "convert makes a signed copy."
         )
     for name, file in matching(Path(folder), COMPUTED_FROM + REPORTS).items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.checkpoints.reading import open_checkpoint
@@ -139,6 +139,20 @@ def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_a_commit_of_its_bas
     expected = open_checkpoint(adapter).model()(**inputs).logits.softmax(-1).max().item()
     assert label in ("good", "bad", "new")
     assert float(probability) == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_adapter_of_a_stock_model_is_published_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(push, "_pin_base", lambda adapter, target: None)  # as if "base" were on the Hub
+    stock_model("bert").save_pretrained("base")
+    model = BertForSequenceClassification.from_pretrained("base")
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS"))
+    model.save_pretrained("lora")
+    (tmp_path / "lora/README.md").unlink()  # peft's own
+    (tmp_path / "lora/run.json").write_text(json.dumps(size(model)))
+    card = (stage("lora", tmp_path / "staged", "alice/stock-lora") / "README.md").read_text()
+    assert "for the softmax model" in card
+    assert "trust_remote_code" not in card
 
 
 def test_a_published_checkpoint_is_measured_by_its_name(published, tag, tmp_path):
