@@ -159,6 +159,8 @@ def explain(
 
         logging.disable_progress_bar()  # for loading the weights
         if is_table:
+            if text or pair or file or as_json:
+                raise ValueError("a table has its texts in columns; leave out --text, --pair, --file and --json.")
             columns = [column, pair_column] if pair_column else [column]
             _explain_rows(checkpoint, Path(str(source)), columns, output, chosen)
             return

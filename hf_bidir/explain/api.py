@@ -298,7 +298,7 @@ def _lost(example: Example, tokenizer: Any) -> list[str]:
         case {"recipe": {"max_length": int(longest)}} if length > longest:
             notes.append(f"The text has {length} word pieces; the model was trained on at most {longest}.")
     if tokenizer.unk_token_id is not None:
-        places = example.token_of_piece[example.inputs["input_ids"][0] == tokenizer.unk_token_id].tolist()
+        places = example.token_of_piece[example.inputs["input_ids"][0].cpu() == tokenizer.unk_token_id].tolist()
         words = [visible(shortened(example.tokens[at])) for at in places if not example.special[at]]
         if words:
             named = ", ".join(dict.fromkeys(words))

@@ -174,8 +174,8 @@ class Request:
             raise ValueError(f"size is for images; {name} takes texts.")
         if self.segments is not None and (reads_images(model) or reads_image_text(model)):
             raise ValueError(f"segments are for texts; {name} takes images.")
-        if reads_image_text(model) and (self.position is not None or self.details):
-            raise ValueError(f"{name} reads an image with a text; leave out position and details.")
+        if reads_image_text(model) and (self.position is not None or self.continuation is not None or self.details):
+            raise ValueError(f"{name} reads an image with a text; leave out position, continuation and details.")
 
     def _check_generation(self, model: PreTrainedModel) -> None:
         """Raise ValueError for choices that do not apply where several tokens are explained."""

@@ -50,6 +50,8 @@ class Rows:
         """Raise ValueError for another output, for a missing column, and for one that the explanations add."""
         if self.output.suffix not in (CSV, LINES):
             raise ValueError(f"expected a file that ends with {CSV} or {LINES} for --output, got {self.output}.")
+        if self.output.resolve() == self.source.resolve():
+            raise ValueError(f"expected another file for --output; {self.output} holds the rows themselves.")
         names = self.table.column_names
         for column in self.columns:
             if column not in names:

@@ -122,7 +122,7 @@ def deletions(
         The scene with the cells and words as tokens, their scores `[rows, tokens]`, and a note on the cost.
     """
     whole = y(scene.inputs)
-    falls: dict[Part | None, Tensor] = {None: torch.zeros_like(whole)}
+    falls: dict[Part | None, Tensor] = {None: torch.zeros_like(whole)}  # also the pass of the whole
     words = [word for text in texts for word in scene.texts[text]]
     left, cells = [Cell(COARSE, *place) for place in product(range(COARSE), repeat=2)], []
     finest = min(FINEST, min(scene.image.size) // 2)
@@ -138,7 +138,7 @@ def deletions(
 
     with bar:
         remove([*words, *left])
-        while left and bar.n + len(left[0].quarters) <= budget:
+        while left and len(falls) + len(left[0].quarters) <= budget:
             left.sort(key=size)
             cell = left.pop()
             if size(cell) < MATTERS * max(map(size, falls)) or cell.rows >= finest:
@@ -151,7 +151,7 @@ def deletions(
                 cells.append(cell)
     scene = scene.scored([*cells, *left], texts)
     scores = torch.stack([falls[part] for part in scene.parts], -1)
-    return scene, scores.cpu(), COST.format(passes=bar.n)
+    return scene, scores.cpu(), COST.format(passes=len(falls))
 
 
 def _outputs(model: Any, inputs: Inputs, count: int | None = 1, ids: Sequence[int] = ()) -> ModelOutput:

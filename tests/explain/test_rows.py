@@ -141,6 +141,8 @@ def test_a_table_of_images_is_explained_by_patch(tmp_path):
             "expected a column 'review' in in.csv; choose one with --column: row, text.",
         ),
         (("in.csv", "--output", "out"), "a file that ends with .csv or .jsonl for --output, got out."),
+        (("in.csv", "--output", "in.csv"), "expected another file for --output; in.csv holds the rows themselves"),
+        (("in.csv", "--json"), "leave out --text, --pair, --file and --json"),
         (("absent.csv",), "expected a data file at absent.csv; there is no such file"),
         (("in.csv", "--new-tokens", "2"), "does not generate text"),
         (("in.csv", "--target", "postive"), 'Did you mean "positive"?'),

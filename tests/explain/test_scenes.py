@@ -254,6 +254,11 @@ def test_inputs_of_another_kind_are_named(model, inputs, named):
         explain(*made[model](), inputs)
 
 
+def test_a_continuation_of_an_answer_about_an_image_is_refused():
+    with pytest.raises(ValueError, match="leave out position, continuation and details"):
+        explain(*untrained(), (picture(), "what is it"), continuation="a car")
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [

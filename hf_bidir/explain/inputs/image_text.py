@@ -47,8 +47,8 @@ def read_scene(model: PreTrainedModel, processor: Any, inputs: Any) -> Scene:
                 f'expected an image and a text (--text) for {name}, such as {{"image": "photo.jpg", "text": "a cat"}}; '
                 f"got {inputs!r}."
             )
-    words, start = [], 0
-    for index, text in enumerate(map(str.strip, texts)):
+    words, start, texts = [], 0, [text.strip() for text in texts]
+    for index, text in enumerate(texts):
         words.append([Word(index, start + match.start(), match[0]) for match in WORD.finditer(text)])
         start += len(text) + 1
     if not words or not all(words):
