@@ -11,17 +11,16 @@ Each pair is one recipe with two attention activations, trained with several see
 the checkpoint. Then, for both: `hf-bidir evaluate`, a picture of contributions, the card. Runs go to
 runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished run is not repeated, an interrupted one
 continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too if they are below 10 MB or
-those of minilm-tanhmax. The sst2-minilm checkpoints are LoRA adapters of model_cards/minilm-tanhmax, so run this in the
+one of `LARGE`. The sst2-minilm checkpoints are LoRA adapters of model_cards/minilm-tanhmax, so run this in the
 root folder of a clone, and of all-MiniLM-L6-v2, which is named as on the Hub even if --minilm gives a folder.
 
 minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, in half precision. research/conversions
 measures it (embeddings.py, and run.py with the variant "encoder").
 
-`DIR` holds fashion_mnist/{train,test}.parquet (`python -m research.idx` makes them of the IDX files), cifar10_jpeg and
-sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed
-numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels, so training on it gives
-another model. The cifar10-dinov2 checkpoints start from the folder that `python -m research.dinov2` writes; weights of
-the Hub give other models.
+`DIR` holds cifar10_jpeg and sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and
+20news_sports/bydate_train.parquet. The committed numbers were measured on such files. The Hub's SST-2 adds phrases and
+hides its test labels, so training on it gives another model. The cifar10-dinov2 checkpoints start from the folder that
+`python -m research.dinov2` writes; weights of the Hub give other models.
 """
 
 import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
@@ -61,7 +60,7 @@ SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
 ENCODER = "minilm"
 # the models on the Hub for which a folder can be given, by the option that takes it
 PRETRAINED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2", "dinov2": "facebook/dinov2-small"}
-LARGE = "minilm-tanhmax"  # committed once although it has 45 MB
+LARGE = ("cifar10-dinov2-tanhmax", "minilm-tanhmax")  # committed although they have 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
 SENTENCE = "a charming film with a weak ending"
 PROMPT = "This is one of the worst movies I have ever"
@@ -70,9 +69,9 @@ HELD_OUT_TEXTS = ("imdb/test.parquet", "sst2/validation.parquet")
 HEADING = f"""# Checkpoints
 
 Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ in the attention, and for imdb-lm in the
-learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed (distilled from it).
-minilm-tanhmax is all-MiniLM-L6-v2, healed: a sentence encoder, and a start for text classifiers. Weights below 10 MB
-are in this folder, and those of the two MiniLMs with TanhMax in half precision; load them by path, as each card shows.
+learning rate. minilm-tanhmax is all-MiniLM-L6-v2, healed (distilled from it): a sentence encoder, and a start for text
+classifiers. The sst2-minilm checkpoints are LoRA adapters of these two, with a classifier each. Weights below 10 MB are
+in this folder, and in half precision minilm-tanhmax and cifar10-dinov2-tanhmax; load them by path, as each card shows.
 `make checkpoints` trains the checkpoints, evaluates the saved files and generates this page. On the Hub the names are
 `{NAMESPACE}/NAME`, by `hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
 
@@ -214,7 +213,9 @@ def make_encoder(options: argparse.Namespace) -> None:
 
 
 def save_in_half_precision(folder: Path) -> None:
+    """Halve the weights on the disk. The config names fp32, to which transformers then converts them."""
     open_checkpoint(folder).model().half().save_pretrained(folder)
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})
 
 
 def note_comparison(folder: Path, pair: Pair) -> None:
@@ -267,7 +268,7 @@ def publish_card(folder: Path) -> Path:
         if name != "README.md":  # with what a person added to the card
             file.unlink()
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    committed = folder.name == LARGE or size < SMALL
+    committed = folder.name in LARGE or size < SMALL
     patterns: tuple[str, ...] = (*SHOWN, *MODULES)
     if committed:
         patterns += ("*.safetensors",)
