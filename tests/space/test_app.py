@@ -193,5 +193,5 @@ def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
 
 def test_a_text_is_never_a_file_and_is_cut_before_it_is_tokenized(texts):
     assert sides(texts, str(ROOT / "README.md"))[0]
-    left_out = int(re.search(r"its last (\d+) word pieces were left out", sides(texts, "good " * 5000)[0])[1])
+    left_out = int(re.search(r"the last (\d+) word pieces were left out", sides(texts, "good " * 5000)[0])[1])
     assert left_out < LONGEST  # not of all 5000 words
