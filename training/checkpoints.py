@@ -96,7 +96,7 @@ class Pair:
         files: by the option that takes it, a file in that folder.
         options: further options of a checkpoint's run, by its name.
         note: a sentence for readers who compare the two.
-        half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
+        half: whether the checkpoints are saved in half precision, before they are evaluated; they train in fp32 or bf16.
     """
 
     name: str
@@ -153,10 +153,7 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         write_json(folder / "seeds.json", {"seeds": seeds, "note": pair.note, **runs})
         note_comparison(folder, pair)
         if pair.half:
-            save_in_half_precision(folder)
-            evaluation = evaluate_checkpoint(folder, test)
-            evaluation.save(folder)
-            scores_of_file = {f"test_{metric}": score for metric, score in evaluation.scores.items()}
+            scores_of_file = {f"test_{metric}": score for metric, score in scores[name][0].items()}
             write_json(folder / RESULTS, read_json(folder / RESULTS) | scores_of_file)
         draw_explanation(folder, test)
         write_card(folder)
@@ -170,6 +167,8 @@ def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> di
         print(f"\n{name}, seed {seed}: {folder}")
         train(name, pair, seed, options)
     if not (folder / EVALUATION).is_file():
+        if pair.half:
+            save_in_half_precision(folder)
         evaluate_checkpoint(folder, pair.test_file(options.data_dir)).save(folder)
     return read_json(folder / EVALUATION)["scores"]
 
