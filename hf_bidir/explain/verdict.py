@@ -124,7 +124,7 @@ class Verdict:
             moves += ", away from 0,"
         elif self.share < EXPLAINS:
             moves += " only"
-        elif self.alone is not None and abs(self.change) > TOGETHER * abs(self.alone):
+        elif self.alone is not None and len(self.removed) > 1 and abs(self.change) > TOGETHER * abs(self.alone):
             together = f" Their scores, each alone, sum to {signed(self.alone)}: they stand in for each other."
         return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}.{together}"
 

@@ -174,9 +174,13 @@ AGREED = {"method": "m", "correlation": 0.75}
             'gives "a", "b", "c" and 2 more the other sign.',
         ),
         (
-            Verdict(Prediction("", 2.0), ["x"], Prediction("", 0.1), **AGREED, differing=["a"], alone=0.04),
-            'holds. Without "x" y falls from +2 to +0.1. Their scores, each alone, sum to +0.04: they stand in for each'
-            ' other. A second method, m, agrees: rank correlation 0.75. It gives "a" the other sign.',
+            Verdict(Prediction("", 2.0), ["x", "y"], Prediction("", 0.1), **AGREED, differing=["a"], alone=0.04),
+            'holds. Without "x" and "y" y falls from +2 to +0.1. Their scores, each alone, sum to +0.04: they stand in'
+            ' for each other. A second method, m, agrees: rank correlation 0.75. It gives "a" the other sign.',
+        ),
+        (
+            Verdict(Prediction("", 2.0), ["x"], Prediction("", 0.1), **AGREED, alone=0.04),
+            'holds. Without "x" y falls from +2 to +0.1. A second method, m, agrees: rank correlation 0.75.',
         ),
         (
             Verdict(Prediction("", -2.0), ["a"], Prediction("", -2.2), **AGREED, ranked=False),
