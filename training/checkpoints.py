@@ -4,7 +4,7 @@
     make checkpoints NAMES=digits                   # one pair: two minutes a seed, no download
     python -m training.checkpoints minilm --data-dir DIR --minilm FOLDER   # MiniLM, healed: an hour on one core
     python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
-    python -m training.checkpoints cifar10-dinov2 --data-dir DIR --dinov2 FOLDER   # hours for each of the two
+    python -m training.checkpoints cifar10-dinov2 --data-dir DIR --dinov2 FOLDER   # an hour for each of the two
     hf-bidir card model_cards/NAME                  # no training: renew a card from its files
 
 Each pair is one recipe with two attention activations, trained with several seeds; the model of the first seed becomes
@@ -96,7 +96,7 @@ class Pair:
         files: by the option that takes it, a file in that folder.
         options: further options of a checkpoint's run, by its name.
         note: a sentence for readers who compare the two.
-        half: whether the checkpoints are saved in half precision, before they are evaluated; they train in fp32 or bf16.
+        half: whether the checkpoints are saved in half precision, and evaluated so.
     """
 
     name: str

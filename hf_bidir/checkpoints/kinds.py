@@ -60,6 +60,7 @@ KINDS = (
 )  # fmt: skip
 NO_HEAD = KINDS[0]
 BY_AUTO_CLASS = {kind.auto: kind for kind in reversed(KINDS)}
+SEVERAL_LABELS = "multi_label_classification"  # the problem type
 IMAGE_TEXT, ZERO_SHOT = "AutoModelForImageTextToText", "AutoModelForZeroShotImageClassification"
 
 
@@ -100,7 +101,7 @@ def divides_by_all_labels(model: nn.Module) -> bool:
 def predicts_values(config: PretrainedConfig) -> bool:
     """Whether a classifier predicts numbers or several labels, by the rule with which transformers guesses it."""
     known = config.problem_type
-    return known in ("regression", "multi_label_classification") or (known is None and config.num_labels == 1)
+    return known in ("regression", SEVERAL_LABELS) or (known is None and config.num_labels == 1)
 
 
 def takes_one_row(model: PreTrainedModel) -> bool:

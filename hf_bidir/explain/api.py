@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import kind_of, takes_one_row, text_limit
+from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import ForwardCache, reads_image_text, reads_images, takes_embedding
@@ -23,7 +23,7 @@ from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.readout import predictions, readout_of
 from hf_bidir.explain.request import Request, methods_of
 from hf_bidir.explain.result import Explanation, Explanations
-from hf_bidir.explain.table import SEVERAL, outputs_of, table_of
+from hf_bidir.explain.table import outputs_of, table_of
 from hf_bidir.explain.verdict import OPPOSITE, baseline_note, verdict_of
 
 ONE = str | Path | Image.Image | tuple | Mapping
@@ -97,10 +97,10 @@ def explain_each(
     """
     request = Request(method, **{"budget": 0} | choices)
     with request.checked(model, processor) as model:
-        for index, found in enumerate(outcomes(model, processor, _several(inputs), request)):
-            if isinstance(found, Exception):
-                raise type(found)(f"inputs[{index}]: {found}") from found
-            yield found
+        for index, outcome in enumerate(outcomes(model, processor, _several(inputs), request)):
+            if isinstance(outcome, Exception):
+                raise type(outcome)(f"inputs[{index}]: {outcome}") from outcome
+            yield outcome
 
 
 def outcomes(
@@ -138,7 +138,7 @@ def _or_error(function: Callable, *arguments: Any) -> Any:
 def _forms_batches(model: PreTrainedModel, processor: Any) -> bool:
     """Whether texts of different lengths form a batch: the tokenizer pads, and the model has one output per text."""
     pads = getattr(processor, "pad_token_id", None) is not None
-    several = kind_of(model).per_token or model.config.problem_type == SEVERAL
+    several = kind_of(model).per_token or model.config.problem_type == SEVERAL_LABELS
     return pads and not takes_one_row(model) and not several
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.forward import ForwardCache, names_tokens, takes_embedding, token_positions
 from hf_bidir.explain.inputs.text import Answer, percent, signed, spelled, visible
@@ -208,7 +209,8 @@ def _of_answer(answer: Answer, outputs: Any, value: float) -> Prediction:
     explained = f"{share} (y = {signed(value)})."
     if answer.predicted != answer.text:
         explained += f' Prediction: "{answer.predicted}", {percent(answer.probability)}.'
-    return Prediction(explained, value, answer.predicted, answer.probability, definition=ANSWER, shares=share)
+    named = {"definition": ANSWER, "shares": share, "target_name": answer.text}
+    return Prediction(explained, value, answer.predicted, answer.probability, **named)
 
 
 def _without_classes(model: Any, readout: Readout, index: int, value: float) -> str:
@@ -234,7 +236,7 @@ def _of_class(
         which = f" of {model.config.id2label[target]}" if len(logits) > 1 else ""
         return Prediction(f"Prediction{which}, and explained: y = {signed(value)}.", value, target=target)
     of_vocabulary = names_tokens(model)
-    several = model.config.problem_type == "multi_label_classification"
+    several = model.config.problem_type == SEVERAL_LABELS
     probabilities = (logits.float().sigmoid() if several else logits.float().softmax(-1)).tolist()
     predicted, second = logits.argsort(descending=True, stable=True)[:2].tolist()
 

@@ -99,9 +99,9 @@ def explain_rows(model: PreTrainedModel, processor: Any, rows: Rows, request: Re
             chosen = [rows.table[number] for number in numbers]
             inputs = [rows.input(row) for row in chosen]
             by_length = sorted(range(len(inputs)), key=lambda place: len(str(inputs[place])))
-            found = outcomes(signed, processor, [inputs[place] for place in by_length], request)
-            for place, one in zip(by_length, found, strict=True):
-                chosen[place] |= _added(one, numbers[place])
+            explained = outcomes(signed, processor, [inputs[place] for place in by_length], request)
+            for place, outcome in zip(by_length, explained, strict=True):
+                chosen[place] |= _added(outcome, numbers[place])
                 bar.update()
             with replacing(part) as temporary:
                 lines = [json.dumps(row, default=str, ensure_ascii=False) + "\n" for row in chosen]
@@ -114,22 +114,22 @@ def explain_rows(model: PreTrainedModel, processor: Any, rows: Rows, request: Re
     return failed
 
 
-def _added(found: Explanation | Alignment | Exception, number: int) -> Row:
+def _added(outcome: Explanation | Alignment | Exception, number: int) -> Row:
     """What an outcome adds to its row; an error is also printed, with the number of the row from 1."""
-    if isinstance(found, Exception):
-        tqdm.write(f"row {number + 1}: {found}", file=sys.stderr)
-        return dict.fromkeys(ADDED) | {"error": str(found)}
-    if isinstance(found, Alignment):
-        of_table = {"explained": found.explained, "method": found.method, "explanation": found.to_json()}
+    if isinstance(outcome, Exception):
+        tqdm.write(f"row {number + 1}: {outcome}", file=sys.stderr)
+        return dict.fromkeys(ADDED) | {"error": str(outcome)}
+    if isinstance(outcome, Alignment):
+        of_table = {"explained": outcome.explained, "method": outcome.method, "explanation": outcome.to_json()}
         return dict.fromkeys(ADDED) | of_table
     return {
-        "prediction": found.prediction,
-        "probability": found.probability,
-        "explained": found.target_name,
-        "y": found.value,
-        "method": found.method,
-        "strongest": ", ".join(f"{score} {token}" for token, score in found.listing.strongest()),
-        "explanation": found.to_json(),
+        "prediction": outcome.prediction,
+        "probability": outcome.probability,
+        "explained": outcome.target_name,
+        "y": outcome.value,
+        "method": outcome.method,
+        "strongest": ", ".join(f"{score} {token}" for token, score in outcome.listing.strongest()),
+        "explanation": outcome.to_json(),
         "error": None,
     }
 

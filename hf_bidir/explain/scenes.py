@@ -1,4 +1,4 @@
-"""Explain what a model makes of an image with a text: deletion of words, and of cells from coarse to fine."""
+"""Explain predictions of models that read an image and a text: deletion of words, and of cells, coarse to fine."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.forward import writes_about_images
@@ -111,8 +112,7 @@ def deletions(
 ) -> tuple[Scene, Tensor, str]:
     """`y - y without it` for every word of some texts, and for cells of the image, of which the strongest are divided.
 
-    Where any three quarters of a cell show what y needs, the cell is the smallest place without which y falls: it is
-    not divided.
+    A cell whose quarters change y little, each on its own, is not divided.
 
     Args:
         y: of model inputs, `[rows]`.
@@ -178,5 +178,5 @@ def _with_classes(model: PreTrainedModel, texts: list[str]) -> PreTrainedModel:
     named.config = copy.copy(model.config)
     named.config.id2label = dict(enumerate(texts))
     if "siglip" in model.config.model_type:
-        named.config.problem_type = "multi_label_classification"
+        named.config.problem_type = SEVERAL_LABELS
     return named

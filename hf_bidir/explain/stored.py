@@ -43,9 +43,9 @@ def read(source: str | Path) -> Explanation:
     if not text.startswith("{"):
         text = Path(source).read_text(encoding="utf-8")
     content = json.loads(text)
-    if content.get("schema") != SCHEMA or "value" not in content:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or "value" not in content:
         raise ValueError(
-            f"expected an explanation of one text or image with schema {SCHEMA}, as to_json writes it; got "
+            f"expected one explanation with schema {SCHEMA}, as to_json writes it, not a table or generated text; got "
             f"{shortened(str(source))}"
         )
     example = _made(Example, content, inputs={}, token_of_piece=torch.empty(0))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of
 from hf_bidir.explain.alignment import NO_VERDICT, Alignment
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.generation import prediction_scores
@@ -20,7 +20,6 @@ from hf_bidir.explain.request import Request
 OUTSIDE = "O"  # the label of a word without one
 MOST = 32  # words in a table
 TITLE = 200  # characters
-SEVERAL = "multi_label_classification"
 
 
 def outputs_of(cache: ForwardCache, example: Example, request: Request) -> tuple[list[str], Request]:
@@ -41,7 +40,7 @@ def outputs_of(cache: ForwardCache, example: Example, request: Request) -> tuple
             )
         chosen, names = listed[:MOST], told_apart(example.tokens)
         return [f"{names[example.words[place]]}: " for place in chosen], replace(request, position=firsts[chosen])
-    if model.config.problem_type == SEVERAL and request.target is None and example.grid is None:
+    if model.config.problem_type == SEVERAL_LABELS and request.target is None and example.grid is None:
         (logits,) = cache.outputs_alone.logits
         labels = (logits >= logits.max().clamp(max=0)).nonzero().flatten()
         return [""] * len(labels), replace(request, target=labels)

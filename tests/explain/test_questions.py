@@ -127,7 +127,7 @@ def test_the_command_explains_a_question_of_a_checkpoint(model, tmp_path):
     [
         ("a good film", {}, r"expected a question and its context .* \(--pair CONTEXT\)"),
         (PAIR, {"target": "fil"}, "a target that occurs in the context, .* got 'fil'"),
-        (PAIR, {"instead_of": "film"}, "target alone chooses an answer"),
+        (PAIR, {"instead_of": "film"}, "choose another answer by target alone"),
         (("a good " * 5, "film"), {}, "the question has 10 tokens; with its context the model reads at most 12"),
         ((PAIR[0], " "), {}, "at least one word, got 'a good' and ' '"),
         (INPUTS, {}, "or a pair of texts as a tuple"),

@@ -49,11 +49,11 @@ def test_generated_text_is_written_but_not_read():
     found = explain(language_model, tokenizer(), "a good", continuation="film !")
     written = found.to_dict()
     assert (written["written"][:2], len(written["scores"]["Δy"])) == (["film", "!"], len(written["written"]))
-    with pytest.raises(ValueError, match="explanation of one text or image"):
+    with pytest.raises(ValueError, match="not a table or generated text"):
         Explanation.from_json(found.to_json())
 
 
 @pytest.mark.parametrize("source", ['{"schema": 2, "value": 1}', "{}", '{"schema": 1}'])
 def test_other_json_is_refused(source):
-    with pytest.raises(ValueError, match=r"with schema 1, as to_json writes it; got \{"):
+    with pytest.raises(ValueError, match=r"with schema 1, as to_json writes it, not a table or generated text; got \{"):
         Explanation.from_json(source)
