@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
-from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.alignment import Alignment, outputs_of, table_of
 from hf_bidir.explain.forward import ForwardCache, reads_image_text, reads_images, takes_embedding
 from hf_bidir.explain.inputs.parts import conversation, segmented
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
@@ -23,7 +23,6 @@ from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.readout import predictions, readout_of
 from hf_bidir.explain.request import Request, methods_of
 from hf_bidir.explain.result import Explanation, Explanations
-from hf_bidir.explain.table import outputs_of, table_of
 from hf_bidir.explain.verdict import OPPOSITE, baseline_note, verdict_of
 
 ONE = str | Path | Image.Image | tuple | Mapping
@@ -218,10 +217,10 @@ def _explanations(
         return
     if kind_of(model).per_token:
         request = request.at_token(model, processor, examples[0])
-    cache = ForwardCache(model, *_batch(processor, examples))
-    words, request = outputs_of(cache, examples[0], request)
+    cache = ForwardCache(model, *_batch(processor, examples), examples)
+    words, request = outputs_of(cache, request)
     if len(words) > 1:
-        yield table_of(cache, processor, examples[0], request, words, _lost(examples[0], processor))
+        yield table_of(cache, processor, request, words, _lost(examples[0], processor))
         return
     scores, request, note = scored(cache, request)
     readout = readout_of(cache, request, cache.outputs_alone)

@@ -23,6 +23,7 @@ from hf_bidir.checkpoints.kinds import (
 )
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.explain.inputs.text import Example
 from hf_bidir.explain.signed_maps import reader_of
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -44,15 +45,27 @@ class ForwardCache:
         model, inputs: the signed model, and its inputs on its device.
         units: the word or segment of each token, which erasure and deletion remove as a whole, rising integers
             `[batch, length]`; None where every token stands alone.
+        examples: what the rows are made of, if it is known.
         notes: what limits the scores of each row, a sentence each.
     """
 
-    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor], units: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        inputs: Mapping[str, Tensor],
+        units: Tensor | None = None,
+        examples: Sequence[Example] = (),
+    ) -> None:
         with torch.inference_mode(False):  # gradients need tensors of the usual mode
             self.model = unwrapped(model)
             self.inputs = prepared_inputs(self.model, inputs)
-        self.units = units
+        self.units, self.examples = units, examples
         self.notes: defaultdict[int, list[str]] = defaultdict(list)
+
+    def repeated(self, count: int) -> "ForwardCache":
+        """A cache with the single row `count` times."""
+        inputs = {name: value.expand(count, -1) for name, value in self.inputs.items()}
+        return ForwardCache(self.model, inputs, None if self.units is None else self.units.expand(count, -1))
 
     @cached_property
     def forward_pass(self) -> ForwardPass:

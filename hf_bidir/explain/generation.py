@@ -2,29 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import device_of, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.alignment import NO_VERDICT, Alignment
+from hf_bidir.explain.alignment import NO_VERDICT, Alignment, alignment_of
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, forward_pass
 from hf_bidir.explain.inputs.parts import segmented
-from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, visible
-from hf_bidir.explain.listing import Listing
-from hf_bidir.explain.methods import scored, sink_note
-from hf_bidir.explain.registry import METHODS, Method
+from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_text, spelled, told_apart, visible
+from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.request import Request
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGIT = "the logit of each generated token minus the mean of all logits"
-ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION = METHODS["contributions"].unit
 MAGNITUDE = "mean |a|"
 COEFFICIENT = "coefficient a"
@@ -59,8 +54,7 @@ def _translated(model: PreTrainedModel, tokenizer: Any, text: str | Text, reques
     return Alignment(
         method="contributions",
         model=model.config.name_or_path,
-        source=[visible(token) for token in example.tokens],
-        special=[False] * len(example.tokens),
+        example=replace(example, special=[False] * len(example.tokens)),  # those of a source are listed
         written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=f'Generated: "{visible(generated)}".{cut}',
         reading=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}: {METHODS['contributions'].how_to_read}.",
@@ -122,31 +116,20 @@ def _continued(model: PreTrainedModel, tokenizer: Any, prompt: Text, request: Re
     generated = _following(model, tokenizer, prompt, example, request)
     written = spelled(tokenizer, generated.tolist())
     source = _extended(example, generated[:-1], written[:-1])
-    cache = ForwardCache(model, source.inputs, source.token_of_piece[None])
+    cache = ForwardCache(model, source.inputs, source.token_of_piece[None], [source])
     positions = torch.arange(len(generated)) + len(example.token_of_piece) - 1
-    score = partial(prediction_scores, targets=generated, positions=positions)
-    scores, used, note = scored(cache, request, score)
-    method = used.entry
-    by_token = source.by_token(scores, method.additive)
     what = "answer" if prompt.template else "continuation"
     text = visible(tokenizer.decode(generated, skip_special_tokens=True).strip())
-    caption = f"{method.caption(layer=request.layer, head=request.head)}, summed over the {what}"
-    explained = f"; y is {LOGIT}" if method.explains_output else ""
-    sink = sink_note(used, source, by_token)
-    return Alignment(
-        method=str(used.method),
-        model=model.config.name_or_path,
-        source=source.tokens,
-        special=source.special,
+    return alignment_of(
+        cache,
+        replace(request, target=generated, position=positions),
+        y=LOGIT,
+        summed=what,
         written=written,
         explained=f'{what.capitalize()}: "{text}".',
-        reading=f"{caption}{explained}: {method.how_to_read}.",
-        scores={method.unit: by_token},
         first_length=len(example.tokens),
-        has_signs=method.explains_output,
         probabilities=_shares(cache, generated, positions),
-        notes=list(filter(None, [note, sink, request.verdict and NO_VERDICT])),
-        **_totals(tokenizer, prompt, example, scores[:, : len(example.token_of_piece)], method),
+        sentences=_sentences(prompt, example),
     )
 
 
@@ -157,23 +140,17 @@ def _shares(cache: ForwardCache, ids: Tensor, positions: Tensor) -> list[float]:
     return probabilities[torch.arange(len(ids)), ids].tolist()
 
 
-def _totals(tokenizer: Any, prompt: Text, example: Example, scores: Tensor, method: Method) -> dict[str, Any]:
-    """The sums of scores `[generated, length]` of a prompt by token, and by sentence where it has several."""
-    by_token = example.by_token(scores, method.additive).sum(0)
-    listing = Listing(example.tokens, by_token, example.special, prompt.template, method.explains_output)
-    totals: dict[str, Any] = {"listing": listing}
-    if prompt.whole or not tokenizer.is_fast:
-        return totals
-    pieces = example.token_of_piece
-    parted = read_text(tokenizer, segmented(prompt, "sentences"), len(pieces))
-    indices = parted.words
-    starts = [int(pieces[parted.token_of_piece == index][0]) for index in indices]
-    if len(set(starts)) == len(starts) > 1:  # of a tokenizer that does not split words, sentences share a token
-        names = [parted.tokens[index] for index in indices]
-        by_sentence = parted.by_token(scores, method.additive).sum(0)[indices]
-        totals["sentences"] = replace(listing, tokens=names, scores=by_sentence, special=[False] * len(names))
-        totals["starts"] = starts
-    return totals
+def _sentences(prompt: Text, example: Example) -> dict[str, int]:
+    """The sentences of a prompt of words, if it has several, and the first token of each."""
+    if prompt.whole or not example.places:
+        return {}
+    parted, starts = segmented(prompt, "sentences"), {}
+    for token in example.words:
+        starts.setdefault(parted.part_at(example.places[token][0]), token)
+    if not len(starts) == len(parted.names) > 1:  # a tokenizer that does not split words
+        return {}
+    _, *others = starts.values()
+    return dict(zip(told_apart(parted.names), [0, *others], strict=True))
 
 
 def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:
@@ -186,31 +163,8 @@ def _extended(example: Example, ids: Tensor, names: list[str]) -> Example:
         tokens=[*example.tokens, *names],
         special=[*example.special, *[False] * len(names)],
         token_of_piece=torch.cat([example.token_of_piece, following]),
+        places=[*example.places, *[None] * len(names)],
     )
-
-
-def prediction_scores(cache: ForwardCache, request: Request, targets: Tensor, positions: Tensor | None) -> Tensor:
-    """Scores of several outputs of one text, `[targets, length]`.
-
-    They run in batches; methods with a forward pass per token compute all outputs at once.
-
-    Args:
-        cache: of the text, a single row.
-        request: with its method.
-        targets, positions: the tokens or classes to explain, and the position that predicts each of them, if any.
-    """
-    method = request.entry
-    if method.shared:
-        return method.scores(cache, replace(request, target=targets, position=positions)).cpu()
-    scores = []
-    for batch in tqdm(torch.arange(len(targets)).split(ROWS), desc=request.method, unit="batch", leave=False, delay=1):
-        target, position = targets[batch], None if positions is None else positions[batch]
-        inputs = {name: value.expand(len(target), -1) for name, value in cache.inputs.items()}
-        units = None if cache.units is None else cache.units.expand(len(target), -1)
-        rows = ForwardCache(cache.model, inputs, units)
-        of_batch = replace(request, target=target, position=position)
-        scores.append(method.scores(rows, of_batch).detach().cpu())
-    return torch.cat(scores)
 
 
 def _following(model: PreTrainedModel, tokenizer: Any, prompt: Text, example: Example, request: Request) -> Tensor:

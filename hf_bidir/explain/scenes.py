@@ -14,9 +14,9 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.alignment import NO_VERDICT, Alignment
 from hf_bidir.explain.forward import writes_about_images
-from hf_bidir.explain.generation import LOGIT, NO_VERDICT
+from hf_bidir.explain.generation import LOGIT
 from hf_bidir.explain.inputs.scene import Cell, Inputs, Part, Scene
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.explain.listing import Listing
@@ -93,8 +93,6 @@ def _answer(model: Any, tokenizer: Any, scene: Scene, request: Request) -> Align
     return Alignment(
         method="deletion",
         model=model.config.name_or_path,
-        source=scene.tokens,
-        special=scene.special,
         written=spelled(tokenizer, ids),
         explained=f'Answer: "{visible(tokenizer.decode(ids, skip_special_tokens=True).strip())}".',
         reading=f"{method.caption(scene.part)}, summed over the answer; y is {LOGIT}: {method.how_to_read}.",

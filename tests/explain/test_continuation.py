@@ -14,12 +14,12 @@ from hf_bidir.explain import (
     ForwardCache,
     Request,
     explain,
-    generation,
     integrated_gradients,
+    methods,
     token_scores,
 )
-from hf_bidir.explain.generation import prediction_scores
 from hf_bidir.explain.inputs.text import shortened, signed, spelled, visible
+from hf_bidir.explain.methods import scored
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import asked, saved, with_biases
 
@@ -58,11 +58,11 @@ def tokens_of(text):
 @pytest.mark.parametrize("method", ["attnlrp", "contributions", "erasure", "deletion", "flow"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_row_equals_the_explanation_of_its_token_alone(method, name, monkeypatch):
-    monkeypatch.setattr(generation, "ROWS", 2)
+    monkeypatch.setattr(methods, "ROWS", 2)
     model, ids = signed_model(name), tokens_of(f"{PROMPT} {NEXT}")
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
-    rows = prediction_scores(ForwardCache(model, inputs), Request(method), predictions, positions)
+    rows, _, _ = scored(ForwardCache(model, inputs), Request(method, predictions, position=positions))
     assert rows.shape == (len(predictions), ids.shape[1] - 1)
     for row, prediction, position in zip(rows, predictions.tolist(), positions.tolist(), strict=True):
         alone = {name: value[:, : position + 1] for name, value in inputs.items()}
@@ -167,7 +167,7 @@ def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
     ids = tokens_of(f"{PROMPT} {NEXT}")
     for targets in (torch.tensor([5]), torch.tensor([5, 6, 7])):
         cache = ForwardCache(model, {"input_ids": ids})
-        prediction_scores(cache, Request("erasure"), targets, torch.full_like(targets, 3))
+        scored(cache, Request("erasure", targets, position=torch.full_like(targets, 3)))
     assert rows == [1, ids.shape[1]] * 2
 
 

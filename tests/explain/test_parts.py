@@ -114,7 +114,7 @@ def test_messages_as_segments_are_named_by_their_roles(chat_model, chat_tokenize
 def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_before_it(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "erasure", segments="messages", continuation="It was good")
     assert found.explained == 'Answer: "It was good".'
-    shown = [index for index, special in enumerate(found.special) if not special]
+    shown = [index for index, special in enumerate(found.example.special) if not special]
     names = ["system: Be brief.", "user: Was it good? I ask twice.", *found.written[:-1]]
     assert [found.source[index] for index in shown] == names
     begun = [*QUESTION, {"role": "assistant", "content": "It was"}]
@@ -125,8 +125,8 @@ def test_each_token_of_an_answer_is_explained_by_messages_and_by_the_tokens_befo
 
 def test_the_template_is_grey_and_not_listed_and_generated_tokens_look_different(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp", continuation="It was good")
-    template = [name for name, special in zip(found.source, found.special, strict=True) if special]
-    together = found.listing.scores[torch.tensor(found.special)[: found.first_length]].sum().item()
+    template = [name for name, special in zip(found.source, found.example.special, strict=True) if special]
+    together = found.listing.scores[torch.tensor(found.example.special)[: found.first_length]].sum().item()
     assert f"Not listed: {len(template)} tokens of the chat template, {signed(together)} together." in found.summary()
     assert {"assistant", chat_tokenizer.eos_token} <= set(template)
     assert not any(name in found.summary(top=99) for name in template)
@@ -145,14 +145,15 @@ def test_the_template_of_a_question_is_grey_where_its_next_token_is_explained(ch
 
 def test_the_sentences_of_a_prompt_have_the_sums_of_their_words(chat_model, chat_tokenizer):
     found = explain(chat_model, chat_tokenizer, QUESTION, "attnlrp", continuation="It was good")
-    assert found.sentences.tokens == ["1. Be brief.", "2. Was it good?", "3. I ask twice."]
+    names, printed, _ = zip(*found.by_sentence(), strict=True)
+    assert list(names) == ["1. Be brief.", "2. Was it good?", "3. I ask twice."]
     totals = found.listing.shown
-    sums = [totals[start:stop].sum() for start, stop in pairwise([*found.starts, len(totals)])]
-    torch.testing.assert_close(found.sentences.scores, torch.stack(sums))
+    sums = [totals[start:stop].sum() for start, stop in pairwise([*found.sentences.values(), len(totals)])]
+    assert list(printed) == [signed(total.item()) for total in sums]
     assert f"{signed(sums[1].item())}  2. Was it good?\n" in found.summary()
     first = found.page().partition("<details")[0]
     assert re.findall(r'class="text"><small>(.*?)<', first) == [signed(total.item()) for total in sums]
-    assert explain(chat_model, chat_tokenizer, "Was it good?", "attnlrp", continuation="It was").sentences is None
+    assert explain(chat_model, chat_tokenizer, "Was it good?", "attnlrp", continuation="It was").sentences == {}
 
 
 @pytest.mark.parametrize("content", ["s", "AI", "user"])

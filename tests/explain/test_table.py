@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hf_bidir import unsigned
 from hf_bidir.cli import app
-from hf_bidir.explain import explain, explain_each, table
+from hf_bidir.explain import alignment, explain, explain_each
 from hf_bidir.explain.inputs.text import percent
 from tests.explain.conftest import SHAPE, bert, family, saved, tokenizer
 
@@ -80,7 +80,7 @@ def test_a_word_that_is_not_one_of_the_text_is_an_error_that_lists_the_positions
 def test_without_a_label_all_words_have_a_row_up_to_a_number(tagger, monkeypatch):
     tagger.config.id2label = {0: "O", 1: "O", 2: "O"}
     assert [row.partition(": ")[0] for row in explain(tagger, tokenizer(), TEXT).written] == list(FIRSTS)
-    monkeypatch.setattr(table, "MOST", 4)
+    monkeypatch.setattr(alignment, "MOST", 4)
     found = explain(tagger, tokenizer(), TEXT)
     assert len(found.written) == 4
     assert "Only the first 4 of 6 words have a row" in found.notes[0]

@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +121,7 @@ def _section(
 
 
 def picture_of(
-    example: Example | None,
+    example: Example,
     scores: Sequence[Tensor],
     unit: str,
     scale: Scale,
@@ -130,7 +129,7 @@ def picture_of(
     **place: Any,
 ) -> Figure | None:
     """The image alone, and under each of several scores `[tokens]`; None of a text."""
-    if example is None or example.grid is None:
+    if example.grid is None:
         return None
     grids = torch.stack([torch.zeros(example.grid), *map(example.on_grid, scores)])
     images = example.picture.expand(len(grids), -1, -1, -1)
@@ -162,12 +161,11 @@ def _heads(result: Any) -> Section:
 
 def _totals(result: Any) -> Section:
     """The prompt with the sums over all generated tokens, a line for each of its sentences."""
-    listing, sentences = result.listing, result.sentences
-    labels = [sentences.number(total) for total in sentences.scores.tolist()] if sentences else [""]
-    begin = result.example.text_from if result.example else 0
-    bounds = pairwise([begin, *result.starts[1:], len(listing.tokens)])
-    lines = [Line(label, listing.part(*bound)) for label, bound in zip(labels, bounds, strict=True)]
-    caption = "The number in front of a sentence is its sum. " if sentences else ""
+    listing, begin = result.listing, result.example.text_from
+    lines, caption = [Line("", listing.part(begin, len(listing.tokens)))], ""
+    if result.sentences:
+        lines = [Line(total, part) for _, total, part in result.by_sentence()]
+        caption = "The number in front of a sentence is its sum. "
     unit, scale = next(iter(result.scores)), Scale.of(listing.shown)
     figure = picture_of(result.example, [listing.scores], unit, scale)
     return Section("", unit, scale, caption + listing.left_out(), lines, figure)
@@ -175,13 +173,12 @@ def _totals(result: Any) -> Section:
 
 def _aligned(result: Any, unit: str) -> Section:
     """A text for each generated token: the source, and of a causal model the tokens generated before."""
-    grows = result.first_length < len(result.source)
-    begin = result.example.text_from if result.example else 0
-    lines = []
+    begin, lines = result.example.text_from, []
     for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
-        read = Listing(result.source, scores, result.special).part(begin, result.first_length + grows * step)
-        lines.append(Line(f"→ {word}", read, result.first_length))
-    scale = Scale.of(result.scores[unit] if result.example else torch.cat([line.listing.shown for line in lines]))
+        end = result.first_length + result.grows * step
+        lines.append(Line(f"→ {word}", result.row_of(scores).part(begin, end), result.first_length))
+    special = torch.tensor(result.example.special)
+    scale = Scale.of(result.scores[unit].masked_fill(special, 0))
     figure = picture_of(result.example, list(result.scores[unit]), unit, scale, result.rows)
     return Section(f"Each {result.row}: {unit}", unit, scale, lines=lines, figure=figure)
 

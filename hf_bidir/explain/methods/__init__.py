@@ -1,10 +1,12 @@
 """All methods under one signature; the file of a method is imported when the method is first used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.signing import as_signed
@@ -13,6 +15,7 @@ from hf_bidir.explain.inputs.text import Example
 from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
 from hf_bidir.explain.request import AFFORDABLE, Request, Target, check_position
 
+ROWS = 16  # outputs of one text that are explained in one batch
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 CHEAP_NOTE = (
     "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass. "
@@ -53,17 +56,10 @@ def token_scores(
     return scores
 
 
-def scored(
-    cache: ForwardCache,
-    request: Request,
-    score: Callable[[ForwardCache, Request], Tensor] = lambda cache, request: request.entry.scores(cache, request),
-) -> tuple[Tensor, Request, str]:
+def scored(cache: ForwardCache, request: Request) -> tuple[Tensor, Request, str]:
     """The scores, the request with the method that they are of, and a note on the choice of a default method.
 
     Where the default method has no rule for an operation of the model, they are contributions.
-
-    Args:
-        score: what computes them from the cache and the request with its method; by default the method.
     """
     model, passes, note = cache.model, cache.passes, ""
     resolved = request.resolved(model, passes)
@@ -72,13 +68,29 @@ def scored(
         note = chosen.format(best=best, passes=passes, method=resolved.method, cost=resolved.entry.cost)
         note += FEWER_PASSES if request.budget and request.segments is None else ""
     try:
-        return score(cache, resolved), resolved, note
+        return _scores(cache, resolved), resolved, note
     except NoRule as error:
         if request.method is not None:
             raise
         note = f"The default method, {resolved.method}, does not apply: {error}"
     resolved = replace(resolved, method=LAYER_DEFAULT)
-    return score(cache, resolved), resolved, note
+    return _scores(cache, resolved), resolved, note
+
+
+def _scores(cache: ForwardCache, request: Request) -> Tensor:
+    """Scores `[batch, length]`, or of several targets of one text, each with its position if any, `[targets, length]`.
+
+    Those run in batches; methods with a forward pass per token compute all of them at once.
+    """
+    method, targets, positions = request.entry, request.target, request.position
+    several = isinstance(targets, Tensor) and len(targets) > len(cache.main_input)
+    if not several or method.shared:
+        return method.scores(cache, request)
+    scores = []
+    for batch in tqdm(torch.arange(len(targets)).split(ROWS), desc=request.method, unit="batch", leave=False, delay=1):
+        of_batch = replace(request, target=targets[batch], position=None if positions is None else positions[batch])
+        scores.append(method.scores(cache.repeated(len(batch)), of_batch).detach())
+    return torch.cat(scores)
 
 
 def sink_note(request: Request, example: Example, scores: Tensor) -> str:
