@@ -28,7 +28,7 @@ from transformers import AutoProcessor
 import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.kernels.fused_path import HAS_TRITON
-from tests.explain.scene_models import two_towers, untrained
+from tests.explain.image_text_models import two_towers, untrained
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
-from hf_bidir.explain.alignment import Alignment, outputs_of, table_of
-from hf_bidir.explain.forward import ForwardCache, reads_image_text, reads_images, takes_embedding
+from hf_bidir.explain.alignment import Alignment, answer_of, explain_generated, outputs_of, table_of
+from hf_bidir.explain.forward import ForwardCache, names_tokens, reads_image_text, reads_images, takes_embedding
+from hf_bidir.explain.inputs.image import read_image
+from hf_bidir.explain.inputs.image_text import ImageText, ImageTextCache, read_image_text
 from hf_bidir.explain.inputs.parts import conversation, segmented
+from hf_bidir.explain.inputs.questions import read_question
 from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
 from hf_bidir.explain.methods import scored, sink_note
 from hf_bidir.explain.readout import predictions, readout_of
@@ -71,11 +73,10 @@ def explain(
     if isinstance(inputs, ONE) or _is_conversation(inputs):
         request = Request(method, **{"verdict": True} | choices)
         with request.checked(model, processor) as model:
-            if (model.config.is_encoder_decoder or request.generates) and not reads_image_text(model):
-                from hf_bidir.explain.generation import explain_generated
-
-                return explain_generated(model, processor, text_of(model, processor, inputs, request), request)
-            return next(_explanations(model, processor, [read(model, processor, inputs, request)], request))
+            example = read(model, processor, inputs, request)
+            if (model.config.is_encoder_decoder or request.generates) and not isinstance(example, ImageText):
+                return explain_generated(model, processor, example, request)
+            return next(_explanations(model, processor, [example], request))
     inputs = list(_several(inputs))
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
@@ -158,7 +159,7 @@ def text_of(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request
         case str():
             text = Text(model.prompt + given if embeds else given)
         case [str(first), str(second)]:
-            text = Text.of_pair(first, second)
+            text = Text.of_texts(first, second)
         case _ if _is_conversation(given):
             text = conversation(tokenizer, given)
         case _:
@@ -182,27 +183,29 @@ def _several(inputs: Any) -> Iterable[ONE]:
     return inputs
 
 
-def read(model: PreTrainedModel, processor: Any, text_or_image: Any, request: Request) -> Example:
+def read(model: PreTrainedModel, processor: Any, given: Any, request: Request) -> Example:
     """The model inputs of a text, an image, or an image with a text."""
     if reads_image_text(model):
-        from hf_bidir.explain.inputs.image_text import read_scene
-
-        return read_scene(model, processor, text_or_image)
+        return read_image_text(model, processor, given)
     if reads_images(model):
-        from hf_bidir.explain.inputs.image import read_image
+        return read_image(model, processor, given, size=request.size)
+    example = _read_text(model, processor, given, request)
+    return replace(example, notes=[*example.notes, *_lost(example, processor)])
 
-        return read_image(model, processor, text_or_image, size=request.size)
+
+def _read_text(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request) -> Example:
+    """The model inputs of a text, a pair, a conversation or tensors."""
     answers = kind_of(model).task == "question-answering"
-    if isinstance(text_or_image, Mapping) and not answers:
-        return read_tensors(processor, text_or_image)
-    text, limit = text_of(model, processor, text_or_image, request), text_limit(model, processor)
+    if isinstance(given, Mapping) and not answers:
+        if request.segments is not None:
+            raise ValueError("segments are parts of a text; pass the text, and not its tensors.")
+        return read_tensors(tokenizer, given)
+    text, limit = text_of(model, tokenizer, given, request), text_limit(model, tokenizer)
     if answers:
-        from hf_bidir.explain.inputs.questions import read_question
-
-        return read_question(model, processor, text, limit, request)
-    example = read_text(processor, text, limit)
+        return read_question(model, tokenizer, text, limit, request)
+    example = read_text(tokenizer, text, limit)
     if kind_of(model).causal:
-        check_prompt(model, processor, example)
+        check_prompt(model, tokenizer, example)
     return example
 
 
@@ -210,33 +213,31 @@ def _explanations(
     model: PreTrainedModel, processor: Any, examples: list[Example], request: Request
 ) -> Iterator[Explanation | Alignment]:
     """The explanations of examples that run together."""
-    if reads_image_text(model):
-        from hf_bidir.explain.scenes import explain_scene
-
-        yield explain_scene(model, processor, *examples, request)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if kind_of(model).per_token or names_tokens(model):
+        request = request.at_token(model, tokenizer, examples[0])
+    cache = _cache_of(model, processor, examples, request)
+    if request.generates:
+        yield answer_of(cache, tokenizer, request)
         return
-    if kind_of(model).per_token:
-        request = request.at_token(model, processor, examples[0])
-    cache = ForwardCache(model, *_batch(processor, examples), examples)
     words, request = outputs_of(cache, request)
     if len(words) > 1:
-        yield table_of(cache, processor, request, words, _lost(examples[0], processor))
+        yield table_of(cache, tokenizer, request, words)
         return
     scores, request, note = scored(cache, request)
     readout = readout_of(cache, request, cache.outputs_alone)
-    predicted = predictions(model, processor, readout, cache.outputs_alone)
-    for index, (example, prediction) in enumerate(zip(examples, predicted, strict=True)):
+    predicted = predictions(cache.model, tokenizer, readout, cache.outputs_alone)
+    for index, (example, prediction) in enumerate(zip(cache.examples, predicted, strict=True)):
         row = scores[index, : len(example.token_of_piece)].cpu()
         by_token = example.by_token(row, request.entry.additive)
-        notes = [*_lost(example, processor), note, sink_note(request, example, by_token)]
-        notes += cache.notes[index]
+        notes = [*example.notes, note, sink_note(request, example, by_token), *cache.notes[index]]
         judged = request.verdict and len(example.words) > 1
         if request.verdict:
-            notes.append(baseline_note(cache, request, processor))
+            notes.append(baseline_note(cache, request, tokenizer))
             notes.append("" if judged else "A single word, segment or patch has no verdict.")
         more = _details(cache, example, request) if request.details else {}
         explanation = Explanation(
-            **vars(prediction),
+            **vars(prediction) | {"explained": f"{words[0]}{prediction.explained}"},
             example=example,
             method=str(request.method),
             model=model.config.name_or_path,
@@ -247,21 +248,26 @@ def _explanations(
             **more,
         )
         if judged:
-            explanation = replace(explanation, verdict=verdict_of(cache, request, processor, explanation))
+            explanation = replace(explanation, verdict=verdict_of(cache, request, tokenizer, explanation))
         elif explanation.is_opposite:
             explanation.notes.append(OPPOSITE)
         yield explanation
 
 
-def _batch(processor: Any, examples: list[Example]) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The inputs of all examples, padded on the right, and the word or segment of each token of texts."""
-    inputs = examples[0].inputs
-    if len(examples) > 1:
-        rows = [{name: value[0] for name, value in example.inputs.items()} for example in examples]
-        inputs = dict(processor.pad(rows, padding_side="right", return_tensors="pt"))
-    if examples[0].grid is not None:
-        return inputs, None
-    return inputs, pad_sequence([example.token_of_piece for example in examples], batch_first=True, padding_value=-1)
+def _cache_of(
+    model: PreTrainedModel, processor: Any, examples: list[Example], request: Request
+) -> ForwardCache | ImageTextCache:
+    """The cache of examples, padded on the right, with the word or segment of each token of texts."""
+    example, *others = examples
+    if isinstance(example, ImageText):
+        return ImageTextCache(model, example, request.new_tokens)
+    inputs, units = example.inputs, None
+    if others:
+        rows = [{name: value[0] for name, value in each.inputs.items()} for each in examples]
+        inputs = processor.pad(rows, padding_side="right", return_tensors="pt")
+    if example.grid is None:
+        units = pad_sequence([each.token_of_piece for each in examples], batch_first=True, padding_value=-1)
+    return ForwardCache(model, inputs, units, examples)
 
 
 def _details(cache: ForwardCache, example: Example, request: Request) -> dict[str, Any]:
@@ -286,11 +292,9 @@ def _details(cache: ForwardCache, example: Example, request: Request) -> dict[st
 
 def _lost(example: Example, tokenizer: Any) -> list[str]:
     """A sentence each where a text was cut, or is longer than those of the training, and on words without a piece."""
-    notes = [example.note] if example.note else []
-    if example.grid is not None:
-        return notes
+    notes = []
     if example.truncated:
-        of_pair = ", of the longer text and then of both" if example.begins else ""
+        of_pair = ", of the longer text and then of both" if len(example.texts) > 1 else ""
         notes.append(f"Too long for the model: the last {example.truncated} word pieces were left out{of_pair}.")
     length, folder = len(example.token_of_piece), tokenizer.name_or_path  # "" of a tokenizer built in memory
     match read_json(Path(folder, RECORD)) if folder else {}:

@@ -64,7 +64,7 @@ class ForwardCache:
 
     def repeated(self, count: int) -> "ForwardCache":
         """A cache with the single row `count` times."""
-        inputs = {name: value.expand(count, -1) for name, value in self.inputs.items()}
+        inputs = {name: value.expand(count, *value.shape[1:]) for name, value in self.inputs.items()}
         return ForwardCache(self.model, inputs, None if self.units is None else self.units.expand(count, -1))
 
     @cached_property

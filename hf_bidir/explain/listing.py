@@ -25,7 +25,7 @@ class Listing:
         special: whether each one is special, which is neither listed nor coloured.
         template: whether the special tokens are those of a chat template.
         has_signs: whether scores can be negative.
-        texts: of a pair, the names of both texts and their first tokens.
+        texts: the names of the texts, and the first token of each.
     """
 
     tokens: Sequence[str]
@@ -33,7 +33,7 @@ class Listing:
     special: Sequence[bool]
     template: bool = False
     has_signs: bool = True
-    texts: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[str, int] = field(default_factory=lambda: {"": 0})
 
     @property
     def is_long(self) -> bool:
@@ -60,9 +60,8 @@ class Listing:
         return replace(self, tokens=self.tokens[part], scores=self.scores[part], special=self.special[part])
 
     def by_text(self) -> Iterator[tuple[str, "Listing"]]:
-        """The tokens of each text, after its name; of a single one, which has none, all."""
-        texts = self.texts or {"": 0}
-        for name, bound in zip(texts, pairwise([*texts.values(), len(self.tokens)]), strict=True):
+        """The tokens of each text, after its name."""
+        for name, bound in zip(self.texts, pairwise([*self.texts.values(), len(self.tokens)]), strict=True):
             yield name, self.part(*bound)
 
     def number(self, score: float) -> str:

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.explain.forward import ForwardCache, names_tokens, takes_embedding, token_positions
+from hf_bidir.explain.forward import ForwardCache, names_tokens, reads_image_text, takes_embedding, token_positions
 from hf_bidir.explain.inputs.text import Answer, percent, signed, spelled, visible
 from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
@@ -173,6 +173,7 @@ class Prediction:
         shares: the explained class or token, the one that it is contrasted with, and the predicted one if it is
             another, each with its probability.
         target_name: the explained class or token as text.
+        share: its probability, if y is its logit.
     """
 
     explained: str
@@ -184,6 +185,7 @@ class Prediction:
     definition: str = ""
     shares: str = ""
     target_name: str | None = None
+    share: float | None = None
 
     @property
     def least(self) -> float:
@@ -207,7 +209,7 @@ def _of_answer(answer: Answer, outputs: Any, value: float) -> Prediction:
     others = outputs.start_logits.float().logsumexp(-1) + outputs.end_logits.float().logsumexp(-1)
     share = f'"{answer.text}", {percent((value - others).exp().item())}'
     explained = f"{share} (y = {signed(value)})."
-    if answer.predicted != answer.text:
+    if answer.predicted not in (None, answer.text):
         explained += f' Prediction: "{answer.predicted}", {percent(answer.probability)}.'
     named = {"definition": ANSWER, "shares": share, "target_name": answer.text}
     return Prediction(explained, value, answer.predicted, answer.probability, **named)
@@ -233,8 +235,7 @@ def _of_class(
     assert readout.targets is not None
     target, foil = int(readout.targets[index]), None
     if len(logits) == 1 or model.config.problem_type == "regression":
-        which = f" of {model.config.id2label[target]}" if len(logits) > 1 else ""
-        return Prediction(f"Prediction{which}, and explained: y = {signed(value)}.", value, target=target)
+        return Prediction(f"{_value_of(model, target, len(logits))}: y = {signed(value)}.", value, target=target)
     of_vocabulary = names_tokens(model)
     several = model.config.problem_type == SEVERAL_LABELS
     probabilities = (logits.float().sigmoid() if several else logits.float().softmax(-1)).tolist()
@@ -264,5 +265,22 @@ def _of_class(
     if abs(probability - rival) < CLOSE and not of_vocabulary:
         explained += f" A close call{'' if several else f' with {name(second)}'}."
     return Prediction(
-        explained, value, name(predicted), probability, target, foil, f"{definition}.", shares, name(target)
+        explained=explained,
+        value=value,
+        prediction=name(predicted),
+        probability=probability,
+        target=target,
+        instead_of=foil,
+        definition=f"{definition}.",
+        shares=shares,
+        target_name=name(target),
+        share=probabilities[target] if foil is None else None,
     )
+
+
+def _value_of(model: PreTrainedModel, target: int, count: int) -> str:
+    """One of a count of numbers that are no shares of classes, in words."""
+    label = model.config.id2label[target]
+    if reads_image_text(model):
+        return f'Explained: the similarity of the image to "{label}"'
+    return f"Prediction{f' of {label}' if count > 1 else ''}, and explained"

@@ -24,6 +24,8 @@ from hf_bidir.explain.inputs.parts import Segments
 from hf_bidir.explain.inputs.text import Example, shortened, spelled
 from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 
+ENCODERS = "sentence encoders: folders of sentence-transformers, as load_checkpoint loads them"
+SINGLE = "a single prediction for a text or an image"
 AFFORDABLE = 64  # forward passes that a default method takes at most
 MOST_LISTED = 1000  # characters of the positions in a message
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
@@ -112,7 +114,6 @@ class Request:
         check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
         with nullcontext() if reads_image_text(model) else as_signed(model):
             self._check_choices(model)
-            self._check_generation(model)
             self.resolved(model)
             yield model if self.against is None else model.compared_with(processor, self.against)
 
@@ -135,6 +136,8 @@ class Request:
         if example.answer is not None:
             return replace(self, position=[example.answer.positions], target=example.answer)
         kind, ids = kind_of(model), example.inputs["input_ids"][0].tolist()
+        if writes_about_images(model):
+            return self.in_vocabulary(tokenizer, ids)
         position = example.place_of(self.position) if isinstance(self.position, str) else self.position
         if position is None and kind.task == "token-classification":
             return self
@@ -162,38 +165,30 @@ class Request:
 
     def _check_choices(self, model: PreTrainedModel) -> None:
         """Raise ValueError for choices that do not apply to the model, or to any."""
-        name = type(model).__name__
         if self.batch_size < 1:
             raise ValueError(f"expected a batch_size of at least 1, got {self.batch_size}.")
-        if self.against is not None and not takes_embedding(model):
-            raise ValueError(
-                "a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
-                f"loads them; {name} is none. Leave out against."
-            )
-        if self.size is not None and not reads_images(model):
-            raise ValueError(f"size is for images; {name} takes texts.")
-        if self.segments is not None and (reads_images(model) or reads_image_text(model)):
-            raise ValueError(f"segments are for texts; {name} takes images.")
-        if reads_image_text(model) and (self.position is not None or self.continuation is not None or self.details):
-            raise ValueError(f"{name} reads an image with a text; leave out position, continuation and details.")
-
-    def _check_generation(self, model: PreTrainedModel) -> None:
-        """Raise ValueError for choices that do not apply where several tokens are explained."""
-        name = type(model).__name__
-        excluded = ["target", "instead_of", "position"]
-        if model.config.is_encoder_decoder and not reads_image_text(model):
-            excluded += ["layer", "head", "continuation", "new_tokens"]
-        elif not self.generates:
-            return
-        elif not kind_of(model).causal and not writes_about_images(model):
-            raise ValueError(f"{name} does not generate text; leave out continuation and new_tokens.")
-        elif self.continuation is not None and self.new_tokens is not None:
+        if self.continuation is not None and self.new_tokens is not None:
             raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
-        chosen = [option for option in excluded if getattr(self, option) is not None]
-        if self.details:
-            chosen.append("details")
-        if chosen:
-            raise ValueError(f"{name} is explained for each generated token; leave out {', '.join(chosen)}.")
+        both, image, causal = reads_image_text(model), reads_images(model), kind_of(model).causal
+        decodes = model.config.is_encoder_decoder and not both
+        single = not (decodes or self.generates)
+        choices = {
+            "against": (ENCODERS, takes_embedding(model)),
+            "size": ("images", image),
+            "segments": ("texts", not (both or image)),
+            "continuation": ("causal language models", causal and not both),
+            "new_tokens": ("models that generate text after a prompt", causal or writes_about_images(model)),
+            "target": (SINGLE, single),
+            "instead_of": (SINGLE, single),
+            "position": (SINGLE, single and not both),
+            "details": (SINGLE, single and not both),
+            "layer": ("models without a decoder", not decodes),
+            "head": ("models without a decoder", not decodes),
+        }
+        for name, (purpose, applies) in choices.items():
+            value = getattr(self, name)
+            if not (applies or value is None or value is False):
+                raise ValueError(f"{name} is for {purpose}, not for {type(model).__name__}; leave out {name}.")
 
 
 def _check_method(model: PreTrainedModel, name: str, layer: int | None, head: int | None) -> None:
@@ -231,7 +226,7 @@ def _token_of(tokenizer: Any, word: Target, spaced: bool) -> Any:
 
 def check_position(model: PreTrainedModel, position: Position) -> None:
     """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
-    name, per_token = type(model).__name__, kind_of(model).per_token
+    name, per_token = type(model).__name__, kind_of(model).per_token and not reads_image_text(model)
     if per_token and position is None:
         raise ValueError(f"{name} has an output per token; choose the one to explain with position (--position).")
     whole = name.endswith("Classification") or takes_embedding(model)

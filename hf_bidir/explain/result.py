@@ -168,7 +168,7 @@ class Explanation(Prediction, Result):
         """The tokens with their scores."""
         has_signs = METHODS[self.method].explains_output
         example = self.example
-        return Listing(self.tokens, self.scores, example.special, example.template, has_signs, example.begins)
+        return Listing(self.tokens, self.scores, example.special, example.template, has_signs, example.texts)
 
 
 class Explanations(list):

@@ -17,7 +17,7 @@ from hf_bidir.explain.result import Explanation, Result
 from hf_bidir.explain.verdict import Verdict
 
 SCHEMA = 1
-OF_EXAMPLE = ("text", "begins", "tokens", "places", "special", "template", "grid", "file")
+OF_EXAMPLE = ("text", "texts", "tokens", "places", "special", "template", "grid", "file")
 
 
 def written(result: Result) -> str:

@@ -1,6 +1,6 @@
 """Whether to believe an explanation: the prediction without the strongest words, and a second method."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import compress
@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.forward import ForwardCache
 from hf_bidir.explain.inputs.text import signed, told_apart
-from hf_bidir.explain.methods.erasure import without
+from hf_bidir.explain.methods.erasure import outputs_without
 from hf_bidir.explain.readout import Prediction, predictions, readout_of
 from hf_bidir.explain.request import AFFORDABLE, Request, methods_of
 from hf_bidir.explain.result import Explanation
@@ -28,6 +28,7 @@ TOGETHER = 2  # how many times the sum of their scores the removed words have to
 OPPOSITE = "The listed scores sum to another sign than y."
 MATTERS = 0.1  # share of its method's largest magnitude from which a score counts
 EXPLAINS, AGREES = 0.25, 0.5  # least share of y, least correlation: research/explanations/words.py measures both checks
+SHIFT = 0.01  # difference of two probabilities from which it is named
 RANKED = 6  # words from which on their ranks are compared
 
 
@@ -126,7 +127,16 @@ class Verdict:
             moves += " only"
         elif self.alone is not None and len(self.removed) > 1 and abs(self.change) > TOGETHER * abs(self.alone):
             together = f" Their scores, each alone, sum to {signed(self.alone)}: they stand in for each other."
-        return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}.{together}"
+        return f"{how} y {moves} from {_state(self.before)} to {_state(self.after)}.{self._others()}{together}"
+
+    def _others(self) -> str:
+        """A sentence where the probability of what is explained moves against its logit."""
+        before, after = self.before.share, self.after and self.after.share
+        rises = 0 if before is None or after is None else after - before
+        if rises * self.change <= 0 or abs(rises) < SHIFT:
+            return ""
+        more, less = ("rises", "fall") if rises > 0 else ("falls", "rise")
+        return f" Its probability {more}: other logits {less} more."
 
     def _comparison(self) -> str:
         if self.correlation is None:
@@ -156,44 +166,29 @@ def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanatio
     """The verdict on an explanation of the single example in a cache.
 
     Args:
-        request: with the method of the scores, and the position if the model has an output for each.
+        request: with the method of the scores, and the position if the model has an output for each token.
     """
-    model, example = cache.model, explanation.example
+    example, names = explanation.example, told_apart(explanation.tokens)
     readout = readout_of(cache, request, cache.outputs_alone)
     positions = [] if readout.positions is None else readout.positions[0].tolist()
-    read = example.token_of_piece[positions].tolist()
-
-    def predicted(removed: list[int]) -> Prediction:
-        remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
-        inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
-        with in_evaluation(model):
-            return predictions(model, processor, moved, model(**inputs, return_dict=True))[0]
-
-    return verdict_without(explanation, predicted, read, **_agreement(cache, request, explanation))
-
-
-def verdict_without(
-    explanation: Explanation,
-    predicted: Callable[[list[int]], Prediction],
-    read: Sequence[int] = (),
-    **agreement: Any,
-) -> Verdict:
-    """The verdict by what is predicted without some tokens, and the fields on a second method.
-
-    Args:
-        read: the tokens that y is read from, which are not removed.
-    """
-    removed = _strongest(explanation, read)
-    before = Prediction(**{field.name: getattr(explanation, field.name) for field in fields(Prediction)})
-    example, names = explanation.example, told_apart(explanation.tokens)
-    patches = len(example.words) if example.part == "patch" else 0
-    alone = explanation.scores[removed].sum().item() if removed and explanation.method in OCCLUSIONS else None
+    removed = _strongest(explanation, example.token_of_piece[positions].tolist())
     limits = [OPPOSITE] if explanation.is_opposite else []
     if explanation.is_whole and (special := explanation.listing.outweighing):
         limits.append(f"{special} outweighs every word or patch.")
-    removed_names = [names[index] for index in removed]
-    after = predicted(removed) if removed else None
-    return Verdict(before, removed_names, after, patches, alone=alone, limits=limits, **agreement)
+    after, alone = None, None
+    if removed:
+        outputs, moved = outputs_without(cache, example, readout, removed)
+        (after,) = predictions(cache.model, processor, moved, outputs)
+        alone = explanation.scores[removed].sum().item() if explanation.method in OCCLUSIONS else None
+    return Verdict(
+        before=Prediction(**{field.name: getattr(explanation, field.name) for field in fields(Prediction)}),
+        removed=[names[index] for index in removed],
+        after=after,
+        patches=len(example.words) if example.part == "patch" else 0,
+        alone=alone,
+        limits=limits,
+        **_agreement(cache, request, explanation),
+    )
 
 
 def _strongest(explanation: Explanation, read: Sequence[int]) -> list[int]:
@@ -215,6 +210,8 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) 
     names = told_apart(explanation.tokens)
     example, has_signs = explanation.example, request.entry.explains_output
     words, ranked = example.words, len(example.words) >= RANKED
+    if not isinstance(cache, ForwardCache):
+        return {"missing": "to an image with a text"}
     if request.is_part:
         return {"missing": "for a single layer or head"}
     if len(example.token_of_piece) > LONGEST:

@@ -295,7 +295,7 @@ def test_an_explanation_runs_the_model_once_and_a_method_with_gradients_once_mor
         ("good", {"target": "neutral"}, "'neutral' does not exist; choose one of .*negative.*positive"),
         ("good", {"target": "positive", "instead_of": 1}, "instead_of to differ .* got 1"),
         ("good", {"size": 8}, "size is for images"),
-        ("good", {"new_tokens": 2}, "BidirBertForSequenceClassification does not generate"),
+        ("good", {"new_tokens": 2}, "new_tokens is for models that generate text after a prompt, not for BidirBert"),
         (["good"], {"batch_size": 0}, "got 0"),
         (None, {}, "got a NoneType"),
         (["good"], {"target": [0, 1]}, r"\[0, 1\] does not exist"),

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from tokenizers import normalizers
 from transformers import BatchEncoding
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ PAIR = ("a unbelievably good film", "bad film")
 def words():
     """A tokenizer that tells the second text of a pair by its types."""
     made = tokenizer()
+    made.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     made.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     return made
 
@@ -33,7 +35,7 @@ def test_both_texts_are_read_together_and_each_has_a_name():
     assert all(torch.equal(found.example.inputs[name], expected[name]) for name in expected)
     assert expected["token_type_ids"].any()
     assert found.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]", "bad", "film", "[SEP]"]
-    assert [found.tokens[first] for first in found.example.begins.values()] == ["[CLS]", "bad"]
+    assert [found.tokens[first] for first in found.example.texts.values()] == ["[CLS]", "bad"]
     assert {"film (1 of 2)", "film (2 of 2)"} <= {name for name, _ in found.listing.strongest(99)}
 
 
@@ -117,11 +119,17 @@ def test_the_command_explains_a_pair(tmp_path):
         (("good", "bad", "film"), r"got \('good', 'bad', 'film'\)"),
         ({"text": "good"}, r"expected input_ids of one row .* got None"),
         (tokenizer()(["good", "bad"], return_tensors="pt"), r"of one row .* got tensor\("),
+        (("good", "\u200b"), r"at least one word, got '\\u200b'"),
     ],
 )
 def test_bad_input_is_one_error_that_names_it(inputs, named):
     with pytest.raises(ValueError, match=named):
         explain(model(), words(), inputs)
+
+
+def test_segments_of_tensors_are_refused():
+    with pytest.raises(ValueError, match="segments are parts of a text"):
+        explain(model(), words(), words()(*PAIR, return_tensors="pt"), segments="sentences")
 
 
 def test_a_pair_is_refused_by_a_language_model_and_a_stream_by_a_pair():

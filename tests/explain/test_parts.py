@@ -163,7 +163,7 @@ def test_a_content_that_the_template_writes_too_is_found_where_the_message_is(co
         "{% for m in messages %}<s>{{ m.role }}\n{{ m.content | trim }}</s>\n{% endfor %}<s>assistant\n"
     )
     found = conversation(with_template(template), [{"role": "user", "content": f" {content}\n"}])
-    start = found.written.index("<s>user\n") + len("<s>user\n")
+    start = found.content.index("<s>user\n") + len("<s>user\n")
     assert found.parts == ((start, start + len(content)),)
 
 
@@ -175,7 +175,7 @@ def test_a_template_that_changes_contents_is_refused():
 
 def test_the_last_message_of_the_assistant_is_continued(chat_tokenizer):
     begun = [*QUESTION, {"role": "assistant", "content": "It was"}]
-    assert conversation(chat_tokenizer, begun).written.endswith("assistant\nIt was")
+    assert conversation(chat_tokenizer, begun).content.endswith("assistant\nIt was")
 
 
 def with_template(template):

@@ -144,7 +144,7 @@ def test_a_table_of_images_is_explained_by_patch(tmp_path):
         (("in.csv", "--output", "in.csv"), "expected another file for --output; in.csv holds the rows themselves"),
         (("in.csv", "--json"), "leave out --text, --pair, --file and --json"),
         (("absent.csv",), "expected a data file at absent.csv; there is no such file"),
-        (("in.csv", "--new-tokens", "2"), "does not generate text"),
+        (("in.csv", "--new-tokens", "2"), "new_tokens is for models that generate text"),
         (("in.csv", "--target", "postive"), 'Did you mean "positive"?'),
         (("old.csv",), "expected no column 'y' in old.csv, which is added; rename it."),
     ],

@@ -151,6 +151,23 @@ AGREED = {"method": "m", "correlation": 0.75}
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ((1.9, 0.6), (1.2, 0.7), " Its probability rises: other logits fall more. "),
+        ((-1.9, 0.2), (-1.2, 0.1), " Its probability falls: other logits rise more. "),
+        ((1.9, 0.6), (1.2, 0.5), ""),
+        ((1.9, 0.6), (1.2, 0.605), ""),
+        ((1.9, None), (1.2, None), ""),
+    ],
+)
+def test_a_probability_that_moves_against_its_logit_is_named(before, after, named):
+    before, after = (Prediction("", value, "a", 0.5, share=share) for value, share in (before, after))
+    sentence = Verdict(before, ["bad"], after, **AGREED).sentence
+    assert named in sentence
+    assert ("probability" in sentence) == bool(named)
+
+
+@pytest.mark.parametrize(
     ("verdict", "sentence"),
     [
         (

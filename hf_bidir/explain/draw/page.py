@@ -92,31 +92,29 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
             yield _totals(result)
         yield from (_aligned(result, unit) for unit in result.scores)
         return
-    yield _section(result, "", result.unit, result.scores, scale or scale_of(result, result.listing.shown))
+    listing = result.listing
+    yield _section(result, "", result.unit, listing, scale or scale_of(result, listing.shown))
+    unsigned = replace(listing, has_signs=False)
     if (head := result.coefficients) is not None:
-        yield _section(result, head.heading, COEFFICIENT, head.values, caption=head.caption)
+        yield _section(result, head.heading, COEFFICIENT, replace(unsigned, scores=head.values), caption=head.caption)
     if result.heads is not None and result.heads.numel() > 1:
         yield _heads(result)
-    for name, ranking in result.rankings.items():
-        yield _section(result, METHODS[name].caption(), METHODS[name].unit, ranking)
+    for name, scores in result.rankings.items():
+        yield _section(result, METHODS[name].caption(), METHODS[name].unit, replace(unsigned, scores=scores))
 
 
 def _section(
     result: Any,
     heading: str,
     unit: str,
-    scores: Tensor,
+    listing: Listing,
     scale: Scale | None = None,
     caption: str = "",
 ) -> Section:
-    """The words of a text with their scores, and the image alone and under the scores of its patches or cells."""
-    listing = result.listing
-    if heading:  # coefficients, or the scores of another method without signs
-        listing = replace(listing, scores=scores, has_signs=False)
+    """Texts with the scores of their words, and the image alone and under the scores of its patches or cells."""
     scale = scale or Scale.of(listing.shown)
-    text = listing.part(result.example.text_from, len(listing.tokens))
-    lines = [Line(*part) for part in text.by_text()] if text.tokens else []
-    figure = picture_of(result.example, [scores], unit, scale)
+    lines = [Line(*part) for part in listing.by_text()]
+    figure = picture_of(result.example, [listing.scores], unit, scale)
     return Section(heading, unit, scale, f"{caption} {listing.left_out()}".strip(), lines, figure)
 
 
@@ -161,19 +159,16 @@ def _heads(result: Any) -> Section:
 
 def _totals(result: Any) -> Section:
     """The prompt with the sums over all generated tokens, a line for each of its sentences."""
-    listing, begin = result.listing, result.example.text_from
-    lines, caption = [Line("", listing.part(begin, len(listing.tokens)))], ""
-    if result.sentences:
-        lines = [Line(total, part) for _, total, part in result.by_sentence()]
-        caption = "The number in front of a sentence is its sum. "
-    unit, scale = next(iter(result.scores)), Scale.of(listing.shown)
-    figure = picture_of(result.example, [listing.scores], unit, scale)
-    return Section("", unit, scale, caption + listing.left_out(), lines, figure)
+    section = _section(result, "", next(iter(result.scores)), result.listing)
+    if not result.sentences:
+        return section
+    lines = [Line(total, part) for _, total, part in result.by_sentence()]
+    return replace(section, lines=lines, caption=f"The number in front of a sentence is its sum. {section.caption}")
 
 
 def _aligned(result: Any, unit: str) -> Section:
     """A text for each generated token: the source, and of a causal model the tokens generated before."""
-    begin, lines = result.example.text_from, []
+    begin, lines = min(result.example.texts.values()), []
     for step, (word, scores) in enumerate(zip(result.rows, result.scores[unit], strict=True)):
         end = result.first_length + result.grows * step
         lines.append(Line(f"→ {word}", result.row_of(scores).part(begin, end), result.first_length))
@@ -192,7 +187,7 @@ def figure_of(result: Any) -> Figure:
         figure = Figure(figsize=(10, 7), layout="constrained")
         above, below = figure.subfigures(2, 1, height_ratios=(3, 1))
         picture_of(result.example, [result.listing.scores], section.unit, section.scale, figure=above)
-        draw_words(section.lines[0].listing, section.unit, section.scale, below)
+        draw_words(result.listing, section.unit, section.scale, below)
     elif section.figure is not None:
         figure = section.figure
     elif result.listing is None:

@@ -50,6 +50,7 @@ def read_image(
         tokens=tokens,
         special=[index < leading for index in range(length)],
         token_of_piece=torch.arange(length),
+        texts={},
         grid=grid,
         file=file_name(image),
         places=places,

@@ -68,10 +68,10 @@ def segmented(text: str | Text, segments: Segments) -> Text:
     if segments == MESSAGES and text.template:
         return replace(text, whole=True)
     if not isinstance(segments, str):
-        parts = list(_places(text.written, segments))
+        parts = list(_places(text.content, segments))
     elif segments in PATTERNS:
-        around = text.parts or ((0, len(text.written)),)
-        parts = [part for place in around for part in _split(text.written, place, PATTERNS[segments])]
+        around = text.parts or ((0, len(text.content)),)
+        parts = [part for place in around for part in _split(text.content, place, PATTERNS[segments])]
     else:
         raise ValueError(
             f"expected segments {', '.join(PATTERNS)}, messages of a conversation (--chat, or a list of messages), or "
@@ -79,7 +79,7 @@ def segmented(text: str | Text, segments: Segments) -> Text:
         )
     if not parts:
         raise ValueError("expected at least one segment, got none.")
-    names = [text.written[start:end].strip() for start, end in parts]
+    names = [text.content[start:end].strip() for start, end in parts]
     if any(" " in name for name in names):
         names = [f"{number}. {name}" for number, name in enumerate(names, 1)]
     return replace(text, parts=tuple(parts), names=tuple(names), whole=True)

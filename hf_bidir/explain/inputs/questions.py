@@ -49,9 +49,9 @@ def read_question(model: PreTrainedModel, tokenizer: Any, text: Text, limit: int
             f"expected a target that occurs in the context, of at most {LONGEST} tokens, got {request.target!r}."
         )
     _, written, window, positions = spans[0]
-    begins = dict(zip(("question", "context"), window.begins.values(), strict=True))
+    texts = dict(zip(("question", "context"), window.texts.values(), strict=True))
     answer = Answer(visible(written), positions, visible(best[1]), exp(best[0]))
-    return replace(window, begins=begins, answer=answer, note=WINDOWS.format(count) if count > 1 else "")
+    return replace(window, texts=texts, answer=answer, notes=[WINDOWS.format(count)] if count > 1 else [])
 
 
 def _spans(model: PreTrainedModel, tokenizer: Any, text: Text, encoding: Any, row: int) -> list[Span]:
@@ -65,6 +65,6 @@ def _spans(model: PreTrainedModel, tokenizer: Any, text: Text, encoding: Any, ro
     spans = []
     for first in inside:
         for last in inside[first - inside[0] :][:LONGEST]:
-            written = text.written[places[first][0] : places[last][1]].strip()
+            written = text.content[places[first][0] : places[last][1]].strip()
             spans.append((starts[first] + ends[last], written, window, [first, last]))
     return spans

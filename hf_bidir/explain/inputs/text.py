@@ -6,15 +6,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from math import nan
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import longest_text, text_limit
+from hf_bidir.checkpoints.kinds import LONGEST_TEXT, longest_text, text_limit
 
 NEGLIGIBLE = 0.01  # share of the largest magnitude below which a score is not printed
 APOSTROPHE = re.compile(r"(?<=[^\W\d_]|[\u0300-\u036f])['’](?=[^\W\d_])")  # between letters, which may be decomposed
@@ -22,7 +22,7 @@ JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them ar
 
 
 Place = tuple[int, ...] | None
-Words = tuple[list[str], list[bool], list[int], list[Place]]
+NO_WORD = "expected a text with at least one word, got {}."
 NO_INPUTS = ("offset_mapping", "overflow_to_sample_mapping")  # that a tokenizer returns beside those of a model
 
 
@@ -31,8 +31,8 @@ class Answer(NamedTuple):
 
     text: str
     positions: list[int]  # of its first and last token
-    predicted: str
-    probability: float  # of the predicted one
+    predicted: str | None  # None if it is not known, as without some words
+    probability: float | None  # of the predicted one
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,13 @@ class Example:
         token_of_piece: `[length]`, the token that each model position belongs to.
         truncated: word pieces that were cut off.
         template: whether special tokens are those of a chat template.
-        begins: of a pair, the names of both texts, and the first token of each.
+        texts: the names of the texts that are drawn, and the first token of each; none of an image.
         answer: of a question and its context, the explained answer.
-        note: what was left out, a sentence.
+        notes: what was left out, a sentence each.
         grid: rows and columns of patches.
         file: name of the image file, if it is known.
         text: as the model reads it, with a chat template or prompt; empty for images.
+        parts: of a text, the places of messages, or of both texts of a pair.
         places: of each token, its first character in the text and the one after its last; of patches the left, top,
             right and bottom edge in pixels of the image that the model reads; None for special tokens. Empty where a
             tokenizer reports none.
@@ -63,12 +64,13 @@ class Example:
     token_of_piece: Tensor
     truncated: int = 0
     template: bool = False
-    begins: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[str, int] = field(default_factory=lambda: {"": 0})
     answer: Answer | None = None
-    note: str = ""
+    notes: Sequence[str] = ()
     grid: tuple[int, int] | None = None
     file: str = ""
     text: str = ""
+    parts: Sequence[tuple[int, ...]] = ()
     places: Sequence[Place] = ()
 
     @property
@@ -76,17 +78,12 @@ class Example:
         """What a token is called."""
         if self.grid is None:
             return "word"
-        return "patch" if self.text_from == len(self.tokens) else "word or cell"
+        return "word or cell" if self.texts else "patch"
 
     @property
     def boxes(self) -> dict[int, Place]:
         """The edges of patches and cells by token, in pixels."""
         return {token: place for token, place in enumerate(self.places) if place and len(place) > 2}
-
-    @property
-    def text_from(self) -> int:
-        """The first token that is drawn as text; those before it are drawn on the picture."""
-        return 0 if self.grid is None else max(self.boxes) + 1
 
     @property
     def picture(self) -> Tensor:
@@ -101,11 +98,10 @@ class Example:
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Scores `[tokens]` as `[rows, columns]` over the image."""
-        values, (height, width), (rows, columns) = scores.new_zeros(self.grid), self.edges, self.grid
+        pixels = torch.zeros(self.edges)
         for token, (left, upper, right, lower) in self.boxes.items():
-            down = slice(round(upper * rows / height), round(lower * rows / height))
-            values[down, round(left * columns / width) : round(right * columns / width)] = scores[token]
-        return values
+            pixels[upper:lower, left:right] = scores[token]
+        return nn.functional.interpolate(pixels[None, None], self.grid, mode="nearest-exact")[0, 0]
 
     @property
     def words(self) -> list[int]:
@@ -130,7 +126,7 @@ class Text:
     """A text with the places of its parts: the messages of a conversation, segments, or both texts of a pair.
 
     Attributes:
-        written: the whole text, of a pair with a line break between both.
+        content: the whole text, of a pair with a line break between both.
         parts: the first character of each part and the one after its last, in order.
         names: of the parts.
         whole: whether a part is a unit, with one score; otherwise its words are.
@@ -138,7 +134,7 @@ class Text:
         pair: both texts of a pair.
     """
 
-    written: str
+    content: str
     parts: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()
     whole: bool = False
@@ -146,10 +142,11 @@ class Text:
     pair: tuple[str, ...] = ()
 
     @classmethod
-    def of_pair(cls, first: str, second: str) -> "Text":
-        """Two texts, which a model reads together."""
-        written = f"{first}\n{second}"
-        return cls(written, ((0, len(first)), (len(first) + 1, len(written))), pair=(first, second))
+    def of_texts(cls, *texts: str) -> "Text":
+        """Several texts below each other, such as a pair, which a model reads together."""
+        ends = accumulate(len(text) + 1 for text in texts)
+        parts = tuple((end - len(text) - 1, end - 1) for text, end in zip(texts, ends, strict=True))
+        return cls("\n".join(texts), parts, pair=texts)
 
     def part_at(self, character: int) -> int | None:
         """The part of a character; None outside of all parts."""
@@ -177,9 +174,9 @@ def encoded(tokenizer: Any, text: Text, **options: Any) -> Any:
     if text.parts and not tokenizer.is_fast:
         name = type(tokenizer).__name__
         raise ValueError(f"pairs, segments and conversations need a fast tokenizer; {name} is slow.")
-    texts = text.pair or (text.written,)
+    texts = text.pair or (text.content,)
     if not all(map(str.strip, texts)):
-        raise ValueError(f"expected a text with at least one word, got {' and '.join(map(repr, texts))}.")
+        raise ValueError(NO_WORD.format(" and ".join(map(repr, texts))))
     options |= {"return_offsets_mapping": tokenizer.is_fast, "add_special_tokens": not text.template}
     return tokenizer(*([part] for part in texts), **options)
 
@@ -187,17 +184,21 @@ def encoded(tokenizer: Any, text: Text, **options: Any) -> Any:
 def example_of(tokenizer: Any, text: Text, encoding: Any, row: int = 0) -> Example:
     """The example of a row of an encoding."""
     inputs = {name: torch.tensor([rows[row]]) for name, rows in encoding.items() if name not in NO_INPUTS}
-    example = read_tensors(tokenizer, inputs)
     if tokenizer.is_fast:
-        tokens, special, token_of_piece, places = _words(tokenizer, text, encoding, row)
-        example = Example(inputs, tokens, special, torch.tensor(token_of_piece), template=text.template, places=places)
+        example = _by_words(tokenizer, text, encoding, row, inputs)
+    else:
+        example = replace(read_tensors(tokenizer, inputs), text=text.content)
     if all(example.special):
-        raise ValueError(f"expected a text with at least one word, got {text.written!r}.")
-    begins = {}
-    if text.pair:
-        second = encoding.sequence_ids(row).index(1)
-        begins = {"text 1": 0, "text 2": int(example.token_of_piece[second])}
-    return replace(example, text=text.written, begins=begins)
+        raise ValueError(NO_WORD.format(repr(text.content)))
+    return example
+
+
+def word_places(tokenizer: Any, text: str) -> Sequence[Place]:
+    """The places of words; of a tokenizer without character offsets those of what blanks separate."""
+    if not tokenizer.is_fast:
+        return [match.span() for match in re.finditer(r"\S+", text)]
+    example = read_text(tokenizer, text, LONGEST_TEXT)
+    return [example.places[token] for token in example.words]
 
 
 def read_tensors(tokenizer: Any, inputs: Mapping[str, Any]) -> Example:
@@ -213,40 +214,53 @@ def read_tensors(tokenizer: Any, inputs: Mapping[str, Any]) -> Example:
     return Example(dict(inputs), spelled(tokenizer, pieces), special, torch.arange(len(pieces)))
 
 
-def _words(tokenizer: Any, text: Text, encoding: Any, row: int) -> Words:
-    """The tokens, whether each is special, the token of each piece, and the places, by character offsets."""
-    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][row])
-    words = list(zip(encoding.sequence_ids(row), encoding.word_ids(row), strict=True))
-    firsts = [_first_visible(text.written, *place) for place in offsets_of(text, encoding, row)]
+def _by_words(tokenizer: Any, text: Text, encoding: Any, row: int, inputs: dict[str, Tensor]) -> Example:
+    """The example whose tokens are words and segments, by character offsets."""
+    pieces, owners = tokenizer.convert_ids_to_tokens(encoding["input_ids"][row]), encoding.sequence_ids(row)
+    words = list(zip(owners, encoding.word_ids(row), strict=True))
+    firsts = [_first_visible(text.content, *place) for place in offsets_of(text, encoding, row)]
     begun = dict(zip(reversed(words), reversed(firsts), strict=True))
     starts = _starts(text, begun.values())
-    tokens: list[str] = []
-    special: list[bool] = []
+    named = [_named(text, *bounds) for bounds in pairwise(starts)]
+    tokens: list[tuple[str, bool, Place]] = []
     token_of_piece: list[int] = []
-    places: list[Place] = []
     last = -1
     for piece, (_, word), first in zip(pieces, words, firsts, strict=True):
-        place = -1 if word is None else bisect_right(starts, first, hi=len(starts) - 1) - 1
+        place = -1 if word is None else bisect_right(starts, first, hi=len(named)) - 1
         if place < 0:
-            tokens.append(piece)
-            special.append(True)
-            places.append(None)
+            tokens.append((piece, True, None))
         elif place != last:
-            part = text.part_at(starts[place])
-            begin, end = _without_blanks(text.written, starts[place], starts[place + 1])
-            word_text = text.written[begin:end] or "␣"
-            tokens.append(text.names[part] if text.whole and part is not None else word_text)
-            special.append(text.template and part is None)
-            places.append((begin, end))
+            tokens.append(named[place])
         last = place
         token_of_piece.append(len(tokens) - 1)
-    return tokens, special, token_of_piece, places
+    texts = {"": 0}
+    if text.pair:
+        if 1 not in owners:  # it has no width
+            raise ValueError(NO_WORD.format(repr(text.pair[1])))
+        texts = {"text 1": 0, "text 2": token_of_piece[owners.index(1)]}
+    names, special, places = map(list, zip(*tokens, strict=True))
+    return Example(
+        inputs,
+        names,
+        special,
+        torch.tensor(token_of_piece),
+        template=text.template,
+        texts=texts,
+        text=text.content,
+        parts=() if text.whole else text.parts,
+        places=places,
+    )
 
 
-def _without_blanks(text: str, start: int, end: int) -> tuple[int, int]:
-    """The place without the blanks at its ends."""
-    begin = end - len(text[start:end].lstrip())
-    return begin, begin + len(text[start:end].strip())
+def _named(text: Text, start: int, end: int) -> tuple[str, bool, Place]:
+    """The word or segment at a place, whether it is special, and its place without the blanks at its ends."""
+    written, part = text.content, text.part_at(start)
+    begin = end - len(written[start:end].lstrip())
+    stop = begin + len(written[begin:end].rstrip())
+    name = written[begin:stop] or "␣"
+    if text.whole and part is not None:
+        name = text.names[part]
+    return name, text.template and part is None, (begin, stop)
 
 
 def offsets_of(text: Text, encoding: Any, row: int) -> list[tuple[int, int]]:
@@ -271,7 +285,7 @@ def _starts(text: Text, begun: Iterable[int]) -> list[int]:
     Args:
         begun: where the tokenizer begins words; without a pre-tokenizer it reports the whole text as one.
     """
-    written, starts = text.written, {0}
+    written, starts = text.content, {0}
     after_blanks = [match.start() for match in re.finditer(r"\S+", written)]
     inside = chain.from_iterable(match.span() for match in APOSTROPHE.finditer(written))
     for place in {*begun, *after_blanks}.difference(inside):

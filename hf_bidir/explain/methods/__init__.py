@@ -83,8 +83,8 @@ def _scores(cache: ForwardCache, request: Request) -> Tensor:
     Those run in batches; methods with a forward pass per token compute all of them at once.
     """
     method, targets, positions = request.entry, request.target, request.position
-    several = isinstance(targets, Tensor) and len(targets) > len(cache.main_input)
-    if not several or method.shared:
+    repeats = isinstance(cache, ForwardCache) and not method.shared
+    if not (repeats and isinstance(targets, Tensor) and targets.numel() > len(cache.main_input)):
         return method.scores(cache, request)
     scores = []
     for batch in tqdm(torch.arange(len(targets)).split(ROWS), desc=request.method, unit="batch", leave=False, delay=1):

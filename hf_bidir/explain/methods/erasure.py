@@ -15,6 +15,7 @@ from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
 from hf_bidir.explain.inputs.image import leading_tokens, patch_grid, patch_size
+from hf_bidir.explain.inputs.text import Example
 from hf_bidir.explain.readout import Readout, readout_of
 from hf_bidir.explain.request import Request
 
@@ -66,8 +67,10 @@ def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) 
 
     Returns:
         `[batch, length]`, as `erasure`. Zero for padding, and for tokens that cannot be deleted: the one that `y` is
-        read from, and those before an image's patches.
+        read from, and those before an image's patches. Of an image with a text `[batch or targets, tokens]`.
     """
+    if not isinstance(cache, ForwardCache):  # divides cells
+        return cache.deletions(request)
     model = cache.model
     with in_evaluation(model):
         readout = readout_of(cache, request)
@@ -84,6 +87,18 @@ def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) 
                 y = moved(model(**inputs, return_dict=True))
                 effects[examples[rows], tokens[rows]] = whole[examples[rows]] - y
     return effects
+
+
+def outputs_without(
+    cache: ForwardCache, example: Example, readout: Readout, removed: list[int]
+) -> tuple[ModelOutput, Readout]:
+    """The outputs for a cache's single example without some of its tokens, and where `y` is then read from."""
+    if not isinstance(cache, ForwardCache):
+        return cache.without([example.places[token] for token in removed]), readout
+    remains = ~torch.isin(example.token_of_piece, torch.tensor(removed)).to(cache.main_input.device)
+    inputs, moved = without(cache, readout, torch.tensor([0]), remains.unsqueeze(0))
+    with in_evaluation(cache.model):
+        return cache.model(**inputs, return_dict=True), moved
 
 
 def without(
@@ -103,7 +118,8 @@ def without(
         return inputs | {"pixel_values": painted}, moved
     if moved.positions is not None:
         before = torch.arange(remains.shape[1], device=remains.device) < moved.positions.unsqueeze(2)
-        moved = replace(moved, positions=(remains.unsqueeze(1) & before).sum(2))
+        answer = moved.answer and moved.answer._replace(predicted=None, probability=None)
+        moved = replace(moved, positions=(remains.unsqueeze(1) & before).sum(2), answer=answer)
     places = remains.nonzero()[:, 1].view(len(remains), -1)
     shortened = {name: value.gather(1, places) for name, value in inputs.items()}
     if "position_ids" in inputs:

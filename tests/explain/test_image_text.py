@@ -1,6 +1,7 @@
 """Explanations of models that read an image with a text."""
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -10,12 +11,10 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir.cli import app
-from hf_bidir.explain import explain, explain_each
-from hf_bidir.explain.inputs.image_text import read_scene
-from hf_bidir.explain.inputs.scene import Cell, Word
-from hf_bidir.explain.scenes import deletions
+from hf_bidir.explain import Request, explain, explain_each
+from hf_bidir.explain.inputs.image_text import ImageTextCache, read_image_text
 from tests.explain.conftest import bert, picture, saved, tokenizer, vit
-from tests.explain.scene_models import CELLS, GREY, QUESTION, SIDE, WORDS, spotted, trained, two_towers, untrained
+from tests.explain.image_text_models import CELLS, GREY, QUESTION, SIDE, WORDS, spotted, trained, two_towers, untrained
 
 SPOT = (1, 2)
 CLASSES = ["a red car", "a cat", "a blue cat"]
@@ -47,12 +46,15 @@ def similarities(model, processor, image, texts):
         return model(**processor(images=image, text=texts, return_tensors="pt", **padding)).logits_per_image[0]
 
 
-def painted(image, cell):
-    """The image with a cell in grey, by pixels."""
-    image, side = image.copy(), SIDE // cell.rows
-    for x in range(cell.column * side, (cell.column + 1) * side):
-        for y in range(cell.row * side, (cell.row + 1) * side):
-            image.putpixel((x, y), GREY)
+def is_cell(place):
+    return len(place) == 4
+
+
+def painted(image, box):
+    """The image with a box in grey, by pixels."""
+    image, (left, upper, right, lower) = image.copy(), box
+    for place in product(range(left, right), range(upper, lower)):
+        image.putpixel(place, GREY)
     return image
 
 
@@ -62,11 +64,11 @@ def without_word(text, word):
 
 def test_a_model_that_names_the_color_of_a_cell_is_explained_by_that_cell_and_the_word_that_asks_for_it(named):
     assert named.prediction == '"green"'
-    cells = dict(zip(named.example.parts, named.scores.tolist(), strict=True))
-    words = {str(part): cells.pop(part) for part in named.example.parts if not isinstance(part, Cell)}
-    left, upper, right, lower = max(cells, key=cells.get).box(CELLS, CELLS)
-    assert (upper, left) == SPOT
-    assert (lower, right) == (SPOT[0] + 1, SPOT[1] + 1)
+    found = list(zip(named.example.places, named.tokens, named.scores.tolist(), strict=True))
+    cells = {place: score for place, _, score in found if is_cell(place)}
+    words = {token: score for place, token, score in found if not is_cell(place)}
+    side = SIDE // CELLS
+    assert max(cells, key=cells.get) == (SPOT[1] * side, SPOT[0] * side, (SPOT[1] + 1) * side, (SPOT[0] + 1) * side)
     assert max(words, key=words.get) == "color"
     assert min(max(cells.values()), max(words.values())) > 1
 
@@ -80,10 +82,8 @@ def test_each_score_is_the_fall_of_y_without_the_word_or_the_cell(namer, named):
 
     whole = y(image, QUESTION)
     assert named.value == pytest.approx(whole, rel=1e-5)
-    for part, score in zip(named.example.parts, named.scores.tolist(), strict=True):
-        inputs = (
-            (painted(image, part), QUESTION) if isinstance(part, Cell) else (image, without_word(QUESTION, str(part)))
-        )
+    for place, token, score in zip(named.example.places, named.tokens, named.scores.tolist(), strict=True):
+        inputs = (painted(image, place), QUESTION) if is_cell(place) else (image, without_word(QUESTION, token))
         assert score == pytest.approx(whole - y(*inputs), rel=1e-5, abs=1e-5)
 
 
@@ -119,9 +119,11 @@ def test_the_similarity_of_an_image_and_a_text_falls_by_the_score_without_a_part
     found = explain(model, processor, (image, "a red car"))
     whole = similarities(model, processor, image, ["a red car"]).item()
     assert found.value == pytest.approx(whole, rel=1e-5)
-    for part, score in zip(found.example.parts, found.scores.tolist(), strict=True):
-        cell = isinstance(part, Cell)
-        left = (painted(image, part), "a red car") if cell else (image, without_word("a red car", str(part)))
+    assert found.explained.startswith('Explained: the similarity of the image to "a red car": y = ')
+    for place, token, score in zip(found.example.places, found.tokens, found.scores.tolist(), strict=True):
+        left = (image, without_word("a red car", token))
+        if is_cell(place):
+            left = (painted(image, place), "a red car")
         y = similarities(model, processor, left[0], [left[1]]).item()
         assert score == pytest.approx(whole - y, rel=1e-4, abs=1e-5)
 
@@ -148,7 +150,7 @@ def test_one_class_instead_of_another_has_the_words_of_both():
     found = explain(model, processor, (image, CLASSES), target="a cat", instead_of="a red car", verdict=False)
     logits = similarities(model, processor, image, CLASSES)
     assert found.value == pytest.approx((logits[1] - logits[0]).item(), rel=1e-5)
-    assert [str(part) for part in found.example.parts if isinstance(part, Word)] == ["a", "cat", "a", "red", "car"]
+    assert found.tokens[min(found.example.texts.values()) :] == ["a", "cat", "a", "red", "car"]
     car = similarities(model, processor, image, ["a cat", "a red"])
     assert found.scores[-1].item() == pytest.approx(found.value - (car[0] - car[1]).item(), rel=1e-4)
 
@@ -172,19 +174,30 @@ def test_a_processor_without_a_chat_template_gets_its_image_token(namer):
     assert found.value == pytest.approx((logits.max() - logits.mean()).item(), rel=1e-5)
 
 
-def test_cells_of_a_grid_cover_every_pixel_once():
-    pixels = torch.zeros(37, 50)
-    for row in range(4):
-        for column in range(4):
-            for cell in Cell(4, row, column).quarters:
-                left, upper, right, lower = cell.box(50, 37)
-                pixels[upper:lower, left:right] += 1
-    assert (pixels == 1).all()
-
-
-def test_the_cell_that_matters_is_divided_and_one_whose_quarters_do_not_matter_alone_stays_whole():
+@pytest.mark.parametrize("size", [(64, 64), (50, 37), (13, 9), (5, 3), (1, 1)])
+def test_cells_cover_every_pixel_of_an_image_once_and_have_a_place_on_its_grid(size):
     model, processor = two_towers("clip")
-    scene = read_scene(model, processor, (Image.new("RGB", (64, 64), "white"), "a cat"))
+    example = read_image_text(model, processor, (Image.effect_noise(size, 60).convert("RGB"), "a cat"))
+    cache = ImageTextCache(model, example, None)
+    cache.deletions(Request("deletion", budget=60))
+    (example,) = cache.examples
+    cells, pixels = example.places[: example.texts[""]], torch.zeros(size)
+    for left, upper, right, lower in cells:
+        pixels[left:right, upper:lower] += 1
+    assert (pixels == 1).all()
+    drawn = example.on_grid(torch.arange(1, len(example.tokens) + 1))
+    assert set(drawn.flatten().tolist()) == set(range(1, len(cells) + 1))
+
+
+def test_the_cell_that_matters_is_divided_and_one_whose_quarters_do_not_matter_alone_stays_whole(monkeypatch):
+    model, processor = two_towers("clip")
+    example = read_image_text(model, processor, (Image.new("RGB", (64, 64), "white"), "a cat"))
+
+    def strongest(y):
+        monkeypatch.setattr(ImageTextCache, "_outputs", lambda self, inputs, _=None: {"logits": y(inputs)[:, None]})
+        cache = ImageTextCache(model, example, None)
+        scores = cache.deletions(Request("deletion", budget=40))
+        return cache.examples[0].places[int(scores.argmax())]
 
     def small(inputs):  # y needs a corner of one cell
         return inputs["pixel_values"][:, :, 1, 1].mean(1)
@@ -192,12 +205,8 @@ def test_the_cell_that_matters_is_divided_and_one_whose_quarters_do_not_matter_a
     def redundant(inputs):  # y needs anything white of one cell
         return inputs["pixel_values"][:, :, :4, :4].amax((1, 2, 3))
 
-    divided, scores, _ = deletions(scene, small, [0], 40)
-    best = divided.parts[int(scores.argmax())]
-    assert best.rows >= 16
-    assert (best.row * 16 // best.rows, best.column * 16 // best.rows) == (1, 1)
-    whole, scores, _ = deletions(scene, redundant, [0], 40)
-    assert whole.parts[int(scores.argmax())] == Cell(4, 0, 0)
+    assert strongest(small) == (4, 4, 8, 8)
+    assert strongest(redundant) == (0, 0, 16, 16)
 
 
 def test_page_terminal_and_figure_have_the_image_and_the_words(named):
@@ -255,7 +264,7 @@ def test_inputs_of_another_kind_are_named(model, inputs, named):
 
 
 def test_a_continuation_of_an_answer_about_an_image_is_refused():
-    with pytest.raises(ValueError, match="leave out position, continuation and details"):
+    with pytest.raises(ValueError, match="continuation is for causal language models"):
         explain(*untrained(), (picture(), "what is it"), continuation="a car")
 
 
