@@ -35,7 +35,6 @@ from hf_bidir.finetune.arguments import (
 )
 from hf_bidir.finetune.data.splits import sampled
 from hf_bidir.finetune.data.text_data import MaskingCollator, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.metrics import predicted_classes
 from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
@@ -84,7 +83,7 @@ def main(options: Options = None) -> dict[str, Any]:
         processing_class=tokenizer,
         data_collator=MaskingCollator(tokenizer, data.mask_share),
         compute_metrics=masked_word_metrics,
-        preprocess_logits_for_metrics=predicted_classes,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )
     run = Run(trainer, "masked-lm", data, splits, schedule)
     results = run.train_and_save(centre=starts_as_softmax(source))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_bidir.checkpoints.examples import example_inputs, largest_difference, outputs_of
-from hf_bidir.checkpoints.reading import documents, merged, open_checkpoint
+from hf_bidir.checkpoints.reading import documents, open_checkpoint
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder
 from hf_bidir.checkpoints.signing import unsigned
 from hf_bidir.common.files import PREVIOUS, RECORD
@@ -107,7 +107,7 @@ def merge_adapter(
     whole = adapted.get_base_model()  # with the adapter in its layers
     inputs = example_inputs(whole)
     expected = outputs_of(whole, inputs)
-    model = merged(adapted)
+    model = adapted.merge_and_unload().eval()
     difference = largest_difference(expected, outputs_of(model, inputs), inputs)
     if not difference <= MERGE_TOLERANCE:
         raise ValueError(
@@ -141,7 +141,7 @@ def write_checkpoint(
     output_dir: Path,
     parts: list,
     sentences: SentenceFolder | None = None,
-    copies: Mapping[str, bytes] | None = None,
+    copies: Mapping[str, bytes] = {},
 ) -> Path:
     """Save model, processors and copies of other files in a temporary folder, then move it to the target."""
     output_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def write_checkpoint(
             part.save_pretrained(complete / sentences.path if sentences else complete)
         if sentences:
             sentences.copy_others(complete)
-        for name, content in (copies or {}).items():
+        for name, content in copies.items():
             (complete / name).write_bytes(content)
         if output_dir.exists():
             output_dir.rename(Path(scratch, "replaced"))

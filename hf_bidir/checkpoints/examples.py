@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from torch.utils._pytree import tree_leaves
+from transformers import BatchFeature, PretrainedConfig, PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import device_of, kind_of, takes_one_row
 
@@ -58,12 +59,8 @@ def example_inputs(model: PreTrainedModel) -> Inputs:
 
 def placed(inputs: Inputs, model: PreTrainedModel) -> Inputs:
     """The inputs on the device of the model, images and sounds in its precision."""
-    device = device_of(model)
-    on_device = {}
-    for name, tensor in inputs.items():
-        dtype = model.dtype if tensor.is_floating_point() else tensor.dtype
-        on_device[name] = tensor.to(device, dtype)
-    return on_device
+    batch = BatchFeature(inputs)
+    return batch.to(device_of(model), model.dtype).data
 
 
 def _ids(config: PretrainedConfig, generator: torch.Generator) -> Tensor:
@@ -145,18 +142,13 @@ def image_size(vision: PretrainedConfig) -> tuple[int, int]:
 @torch.inference_mode()
 def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """All floating-point tensors that the model returns."""
-    return list(output_tensors(model(**inputs)))
+    return output_tensors(model(**inputs))
 
 
-def output_tensors(outputs: Any) -> Iterator[Tensor]:
+def output_tensors(outputs: Any) -> list[Tensor]:
     """The floating-point tensors of a model's outputs, in order."""
-    if isinstance(outputs, Mapping):
-        outputs = list(outputs.values())
-    if isinstance(outputs, list | tuple):
-        for part in outputs:
-            yield from output_tensors(part)
-    elif isinstance(outputs, Tensor) and outputs.is_floating_point():
-        yield outputs
+    leaves = tree_leaves(outputs)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def largest_difference(first: list[Tensor], second: list[Tensor], inputs: Mapping[str, Tensor]) -> float:

@@ -29,7 +29,7 @@ from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind, check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
-from hf_bidir.checkpoints.timm_vit import is_timm, read_timm, vit_from_timm
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.files import check_place
 from hf_bidir.common.model_types import is_signed
@@ -182,7 +182,7 @@ class Checkpoint:
         if self.vit:
             return self.vit[0]
         if self.adapter:
-            return merged(self.adapted(dtype, **options))
+            return self.adapted(dtype, **options).merge_and_unload().eval()
         if isinstance(self.config, head.config_class):  # not where a checkpoint of two parts is read as one of them
             options = {"config": self.config} | options
         return complete_model(head, self.transformer, dtype, **options)
@@ -208,8 +208,10 @@ def open_checkpoint(
         ValueError: an unknown model type, a newer version's attention fields, an adapter whose base may have been
             signed in memory, or a timm model that is no plain ViT.
     """
-    if is_timm(source):
-        vit = vit_from_timm(source if isinstance(source, nn.Module) else read_timm(str(source), weights))
+    named = str(source).startswith(TIMM_PREFIX)
+    timm_model = read_timm(str(source), weights) if named else source
+    if isinstance(timm_model, nn.Module):
+        vit = vit_from_timm(timm_model)
         return Checkpoint(str(source), vit[0].config, vit=vit)
     if weights is not None:
         raise ValueError(f"weights={weights} is for timm models only; {source} has its own.")
@@ -288,11 +290,6 @@ def lacking(report: dict[str, Any]) -> list[str]:
     """The names of weights that a checkpoint lacks or has in another shape, by the report of `with_report`."""
     keys = (*report["missing_keys"], *report["mismatched_keys"])
     return sorted({key if isinstance(key, str) else key[0] for key in keys})  # or (key, shape, shape)
-
-
-def merged(adapted: "PeftModel") -> PreTrainedModel:
-    """A model of its own class with the adapter's weights added to those of its base, which is changed."""
-    return adapted.merge_and_unload().eval()
 
 
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:

@@ -1,6 +1,5 @@
 """Folders of sentence-transformers: a transformer and the modules that pool its states into one vector."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +31,6 @@ class SentenceFolder:
     @property
     def transformer(self) -> Path:
         return self.folder / self.path
-
-    @property
-    def other_folders(self) -> tuple[str, ...]:
-        """The subfolders of the other modules, which may not exist."""
-        return tuple(module["path"] for module in self.modules if module["path"])
 
     @property
     def settings_files(self) -> list[Path]:
@@ -72,8 +66,9 @@ class SentenceFolder:
 
     def copy_others(self, target: Path) -> None:
         """Copy the other modules, settings and prompts."""
-        for path in self.other_folders:
-            if (self.folder / path).is_dir():
+        for module in self.modules:
+            path = module["path"]
+            if path and (self.folder / path).is_dir():
                 shutil.copytree(self.folder / path, target / path, dirs_exist_ok=True)
         for file in self.settings_files:
             shutil.copyfile(file, target / file.relative_to(self.folder))
@@ -95,7 +90,7 @@ def sentence_folder(source: str | Path) -> SentenceFolder | None:
             return None
     if not listed.is_file():
         return None
-    modules = json.loads(listed.read_text("utf-8"))
+    modules: Any = read_json(listed)
     paths = [Path(module["path"]) for module in modules]
     if any(path.is_absolute() or ".." in path.parts for path in paths):
         raise ValueError(f"{source} has modules outside its folder, as {MODULES} says; such a model is not read.")

@@ -43,11 +43,6 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
         raise ValueError(f"timm cannot build {name} with {weights or 'its published weights'}: {reason}") from error
 
 
-def is_timm(source: str | Path | nn.Module) -> bool:
-    """Whether a checkpoint is named "timm:NAME", or is a model in memory."""
-    return isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX)
-
-
 def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """The same network as a stock transformers ViT, and its preprocessing.
 

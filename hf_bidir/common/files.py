@@ -1,6 +1,5 @@
 """Atomic file writes: a temporary file in the same folder, then a rename. Also JSON and hashes."""
 
-import hashlib
 import json
 import os
 import tempfile
@@ -8,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub.utils.sha import sha_fileobj
 
 from hf_bidir.common.errors import did_you_mean
 
@@ -60,7 +61,4 @@ def write_json(path: Path, content: dict) -> None:
 def sha256(path: Path) -> str:
     """The hexadecimal SHA-256 of a file's bytes."""
     with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return sha_fileobj(stream).hex()

@@ -78,10 +78,10 @@ def export_checkpoint(
     exported = _exported(model, inputs, format)
     other_inputs = _of_other_sizes(inputs)
     with torch.inference_mode():
-        expected = list(output_tensors(model(**other_inputs, **_without_cache(model))))
+        expected = output_tensors(model(**other_inputs, **_without_cache(model)))
         # runtimes raise errors of many types
         with as_input_error(f"the {format} graph of {source} refuses inputs of other sizes: ", Exception):
-            outputs = list(output_tensors(exported(**other_inputs)))
+            outputs = output_tensors(exported(**other_inputs))
     difference = largest_difference(expected, outputs, other_inputs)
     if not difference <= tolerance:  # also of NaN
         raise ValueError(

@@ -26,7 +26,6 @@ class SourceArguments:
     validation_share: float = option(
         0.1, "Share of the training data held out, stratified by class, if there is no validation split."
     )
-    max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
     drop_bad_rows: bool = option(
         False, "Leave out rows without readable input or label, or of unknown classes; default: an error lists them."
     )

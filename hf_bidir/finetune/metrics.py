@@ -9,14 +9,14 @@ from transformers import EvalPrediction
 
 
 def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
-    """A `compute_metrics` for label indices, as `predicted_classes` makes them; `names` are the classes, by index.
+    """A `compute_metrics` for what `predicted_classes` returns; `names` are the classes, by index.
 
     The metrics are `accuracy`, `macro_f1` and `recall_<class name>`, each in [0, 1]. A class without an example in the
     evaluated split has no recall and is left out. The Trainer turns numbers of numpy into floats.
     """
 
     def compute(evaluation: EvalPrediction) -> dict[str, float]:
-        truth, predicted = evaluation.label_ids, evaluation.predictions
+        truth, (predicted, _) = evaluation.label_ids, evaluation.predictions
         metrics = {
             "accuracy": accuracy_score(truth, predicted),
             "macro_f1": f1_score(truth, predicted, average="macro"),
@@ -28,9 +28,11 @@ def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[
     return compute
 
 
-def predicted_classes(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
-    """The index of the largest logit, so that evaluation does not store the logits."""
-    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+def predicted_classes(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The predicted classes and their probabilities, so that evaluation does not store the logits."""
+    scores = logits[0] if isinstance(logits, tuple) else logits
+    probabilities = scores.softmax(dim=-1).amax(dim=-1)
+    return scores.argmax(dim=-1), probabilities
 
 
 def distillation_metrics(evaluation: EvalPrediction) -> dict[str, float]:

@@ -45,7 +45,9 @@ def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | No
         _check_keeps_sources(folder, args)
         return None
     _check_same_run(folder, record)
-    return last_checkpoint(folder)
+    # the state is the last file that the Trainer writes
+    complete = [checkpoint for checkpoint in _checkpoints(folder) if (checkpoint / TRAINER_STATE_NAME).is_file()]
+    return str(complete[-1]) if complete else None
 
 
 def _check_keeps_sources(folder: Path, args: RunArguments) -> None:
@@ -87,13 +89,6 @@ def _facts(record: dict[str, Any]) -> dict[str, Any]:
     facts["base of the adapter"] = record.get("adapter", {}).get("base")
     facts[STEP] = record.get("examples_per_step")
     return facts
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The complete checkpoint with the most steps, or None."""
-    # the state is the last file that the Trainer writes
-    complete = [checkpoint for checkpoint in _checkpoints(folder) if (checkpoint / TRAINER_STATE_NAME).is_file()]
-    return str(complete[-1]) if complete else None
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -89,7 +89,9 @@ class Run:
             checkpoint = checkpoint_to_resume(self.args, self.record)
             PartialState().wait_for_everyone()  # until all processes have checked the folder
             if self.args.should_save:
-                self._begin()
+                if self.args.overwrite_output_dir:
+                    clear_run(self.folder)
+                write_json(self.folder / RECORD, self.record)
         if checkpoint:
             logger.warning("Continuing from %s.", checkpoint)
         elif centre:
@@ -101,11 +103,6 @@ class Run:
             self._finish(results)
         PartialState().wait_for_everyone()
         return results
-
-    def _begin(self) -> None:
-        if self.args.overwrite_output_dir:
-            clear_run(self.folder)
-        write_json(self.folder / RECORD, self.record)
 
     def _centre(self) -> None:
         """Centre the attention of weights that have or get negative mass."""

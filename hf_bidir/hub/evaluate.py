@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from huggingface_hub import snapshot_download
-from torch import Tensor
 from transformers import (
     AutoImageProcessor,
     DataCollatorWithPadding,
-    EvalPrediction,
     PreTrainedModel,
     TrainingArguments,
     default_data_collator,
@@ -213,21 +211,9 @@ def _trainer(
         model=model,
         args=args,
         data_collator=collator,
-        compute_metrics=_class_metrics(_classes(model)),
-        preprocess_logits_for_metrics=_classes_and_probabilities,
+        compute_metrics=classification_metrics(_classes(model)),
+        preprocess_logits_for_metrics=predicted_classes,
     )
-
-
-def _classes_and_probabilities(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted classes, and their probabilities."""
-    scores = logits[0] if isinstance(logits, tuple) else logits
-    return predicted_classes(logits, labels), scores.softmax(dim=-1).amax(dim=-1)
-
-
-def _class_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
-    """`classification_metrics` for `_classes_and_probabilities`."""
-    metrics = classification_metrics(names)
-    return lambda evaluation: metrics(EvalPrediction(evaluation.predictions[0], evaluation.label_ids))
 
 
 def _scores(output: PredictionOutput) -> dict[str, float]:

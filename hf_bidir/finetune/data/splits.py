@@ -168,7 +168,6 @@ def finished(raw: dict[str, Dataset], data: SourceArguments, notes: list[str]) -
     """
     if "validation" not in raw:
         _hold_out(raw, data.validation_share, notes)
-    raw["train"] = _sample(raw["train"], data.max_train_samples, notes, "Trained")
     return Splits(**raw, notes=notes)
 
 
@@ -181,16 +180,11 @@ def without_test(raw: dict[str, Dataset]) -> dict[str, Dataset]:
 
 def sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     """The splits with at most `max_eval_samples` rows of validation, and a note on the sample."""
-    splits.validation = _sample(splits.validation, data.max_eval_samples, splits.notes, "Evaluated")
+    most = data.max_eval_samples
+    if most and most < len(splits.validation):
+        note(splits.notes, f"Evaluated on a random sample of {most}.")
+        splits.validation = splits.validation.shuffle(seed=SEED).select(range(most))
     return splits
-
-
-def _sample(split: Dataset, most: int | None, notes: list[str], use: str) -> Dataset:
-    """At most that many rows, with a note on the sample."""
-    if not most or most >= len(split):
-        return split
-    note(notes, f"{use} on a random sample of {most}.")
-    return split.shuffle(seed=SEED).select(range(most))
 
 
 def with_class_names(split: Dataset) -> Dataset:

@@ -38,12 +38,6 @@ def test_a_tenth_of_the_training_data_is_held_out_by_class_in_order_and_the_note
     assert "4 of 40 training rows were held out" in splits.notes[0]
 
 
-def test_a_sample_of_the_training_rows_leaves_the_validation_rows_alone(train):
-    for most, rows, notes in ((8, 8, 2), (36, 36, 1)):
-        splits = read(train, max_train_samples=most)
-        assert (len(splits.train), len(splits.validation), len(splits.notes)) == (rows, 4, notes)
-
-
 def test_class_names_name_the_sorted_label_values(tmp_path):
     path = write(tmp_path / "train.parquet", labels=[1, -1] * 20)
     splits = read(path, class_names=["negative", "positive"], test_file=write(tmp_path / "test.csv", ["x"], [-1]))
@@ -91,7 +85,7 @@ def test_class_labels_of_two_splits_are_matched_by_name(tmp_path):
         ({"class_names": ["only"]}, "2 different class names.*only"),
         ({"class_names": ["same", "same"]}, "'same', 'same'"),
         ({"validation_share": 0.01}, "--validation_share"),
-        ({"max_train_samples": 0}, "--max_train_samples of at least 1; got 0"),
+        ({"max_length": 0}, "--max_length of at least 1; got 0"),
     ],
 )
 def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, named):
