@@ -8,7 +8,7 @@ import copy
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
@@ -18,7 +18,7 @@ from transformers.utils import find_adapter_config_file
 
 from hf_bidir.checkpoints.kinds import KINDS, NO_HEAD
 from hf_bidir.common.extras import extra
-from hf_bidir.common.files import RECORD, check_place, read_json, sha256
+from hf_bidir.common.files import RECORD, Json, check_place, read_json, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.compat import stock_heads
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
@@ -37,7 +37,7 @@ class Adapter:
 
     source: str  # the folder or Hub name that it was read from
     folder: Path  # the folder, or its copy in the cache
-    config: dict[str, Any]  # adapter_config.json
+    config: Json  # adapter_config.json
 
     @property
     def base(self) -> str:
@@ -61,7 +61,7 @@ class Adapter:
         return self.config.get("revision")
 
     @cached_property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         """What its training run recorded; empty for adapters without a record."""
         return read_json(self.folder / RECORD).get("adapter", {})
 
@@ -90,7 +90,7 @@ class Adapter:
         return config
 
     @property
-    def generation(self) -> dict[str, Any]:
+    def generation(self) -> Json:
         """The fields of the model's generation config."""
         return self.record.get("generation", {})
 
@@ -159,7 +159,7 @@ def read_adapter(source: str | Path) -> Adapter | None:
     return Adapter(str(source), folder, read_json(folder / ADAPTER_CONFIG))
 
 
-def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None = None) -> dict[str, Any]:
+def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None = None) -> Json:
     """What an adapter depends on: the SHA-256 of the base's weights, and its attention."""
     folder = Path(base)
     if not folder.is_dir():
@@ -168,10 +168,10 @@ def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None 
     return {"sha256": sorted(sha256(file) for file in folder.glob("model*.safetensors")), **attention}
 
 
-def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> dict[str, Any]:
+def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> Json:
     """The fields of a config that differ from those of its base, by path."""
     before = base.to_dict()
-    chosen: dict[str, Any] = {}
+    chosen: Json = {}
     for name, value in config.to_dict().items():
         part, base_part = getattr(config, name, None), getattr(base, name, None)
         if isinstance(part, PretrainedConfig) and isinstance(base_part, PretrainedConfig):

@@ -128,8 +128,6 @@ def free_folder(output_dir: str | Path, overwrite: bool, source: str | Path | nn
     local = isinstance(source, str | Path) and Path(source).exists()
     if local and Path(source).resolve().is_relative_to(output_dir.resolve()):
         raise FileExistsError(f"expected an output folder without the source, {source}; got {output_dir}.")
-    if output_dir.exists() and not output_dir.is_dir():
-        raise FileExistsError(f"{output_dir} is a file; name a folder.")
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
         raise FileExistsError(
             f"{output_dir} is not empty; name another folder, or replace its contents (--overwrite or overwrite=True)."

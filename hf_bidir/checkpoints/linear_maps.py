@@ -32,14 +32,9 @@ def _base_of(module: nn.Module) -> nn.Module:
     return _base_of(module.base_layer) if isinstance(getattr(module, "base_layer", None), nn.Module) else module
 
 
-def is_plain(linear: nn.Module) -> bool:
-    """Whether the map is its weight and bias alone, without an adapter and in full precision."""
-    return type(linear) in (nn.Linear, Conv1D) and type(linear.weight) is nn.Parameter
-
-
 def weight_of(linear: nn.Module) -> Tensor:
-    """The weight as `[outputs, inputs]`: a view; of a map that is not plain, what it computes of unit vectors."""
-    if is_plain(linear):
+    """The weight as `[outputs, inputs]`: a view; with an adapter or quantised, what it computes of unit vectors."""
+    if type(linear) in (nn.Linear, Conv1D) and type(linear.weight) is nn.Parameter:
         weight: Any = parameter_of(linear, "weight")
         return weight.T if isinstance(linear, Conv1D) else weight
     parameters = list(linear.parameters())

@@ -221,19 +221,14 @@ def open_checkpoint(
     adapter = read_adapter(folder)
     if adapter is None:
         return Checkpoint(source, _own_config(folder, revision), revision, sentences=sentences)
-    base_model = _open_base(adapter, base)
+    base_revision = None
+    if base is None:
+        base, base_revision = adapter.place, adapter.revision
+    if read_adapter(base):
+        raise ValueError(f"the base model of the adapter {source}, {base}, is an adapter itself; merge it first.")
+    base_model = Checkpoint(base, _own_config(base, base_revision), base_revision)
     config = adapter.model_config(base_model.config)
     return Checkpoint(source, config, revision, adapter, base_model, sentences)
-
-
-def _open_base(adapter: Adapter, base: str | Path | None) -> Checkpoint:
-    revision = adapter.revision if base is None else None
-    base = adapter.place if base is None else base
-    if read_adapter(base):
-        raise ValueError(
-            f"the base model of the adapter {adapter.source}, {base}, is an adapter itself; merge it first."
-        )
-    return Checkpoint(base, _own_config(base, revision), revision)
 
 
 def _own_config(source: str | Path, revision: str | None) -> PretrainedConfig:

@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from hf_bidir.common.files import read_json
+from hf_bidir.common.files import Json, read_json
 from hf_bidir.modeling.compat import stock_heads
 
 MODULES = "modules.json"
@@ -38,9 +38,9 @@ class SentenceFolder:
         return [*self.folder.glob(MODEL_SETTINGS), *self.transformer.glob(TRANSFORMER_SETTINGS)]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """The settings of the whole model and of its transformer, such as prompts and the longest text."""
-        settings: dict[str, Any] = {}
+        settings: Json = {}
         for file in self.settings_files:
             settings |= read_json(file)
         return settings

@@ -24,6 +24,9 @@ def normalised(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+OUT = typer.Argument(metavar="OUT", help="Output folder, new or empty.")
+OVERWRITE = typer.Option("--overwrite", help="Replace the contents of OUT.")
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

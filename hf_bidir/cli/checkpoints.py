@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import app, running
+from hf_bidir.cli.app import OUT, OVERWRITE, app, running
 
 
 @app.command()
@@ -14,7 +14,7 @@ def convert(
         str,
         typer.Argument(metavar="SOURCE", help="Folder or Hub name of a supported model, or timm:NAME for a plain ViT."),
     ],
-    output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder, new or empty.")],
+    output_dir: Annotated[Path, OUT],
     attn_activation: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +53,7 @@ def convert(
     to_softmax: Annotated[
         bool, typer.Option("--to-softmax", help="Convert back: from a signed model with λ = 0 to the stock model.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the contents of OUT.")] = False,
+    overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
     """Convert a checkpoint to signed attention, or back.
 
@@ -116,11 +116,11 @@ def convert(
 @app.command()
 def merge(
     adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="Folder or Hub name of an adapter.")],
-    output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder, new or empty.")],
+    output_dir: Annotated[Path, OUT],
     base: Annotated[
         str | None, typer.Option(help="Folder or Hub name of the base model; by default the one the adapter names.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the contents of OUT.")] = False,
+    overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
     """Merge a LoRA adapter into its base model.
 

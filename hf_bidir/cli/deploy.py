@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import app, running
+from hf_bidir.cli.app import OUT, OVERWRITE, app, running
 
 CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a checkpoint, signed or stock.")
-OUT = typer.Argument(metavar="OUT", help="Output folder, new or empty.")
-OVERWRITE = typer.Option("--overwrite", help="Replace the contents of OUT.")
 
 
 @app.command()

@@ -12,6 +12,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from hf_bidir.common.errors import did_you_mean
 
+Json = dict[str, Any]  # the content of a JSON file
 RECORD, PREVIOUS = "run.json", "previous_run.json"  # records of a training run and of the run behind its checkpoint
 
 
@@ -44,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """The content of a JSON file; empty if the file does not exist. Raises ValueError if it is not JSON in UTF-8."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -52,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"expected JSON in UTF-8 in {path}; {error}. Restore the file.") from error
 
 
-def write_json(path: Path, content: dict) -> None:
+def write_json(path: Path, content: Json) -> None:
     """Write `content` as indented JSON."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

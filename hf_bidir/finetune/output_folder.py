@@ -2,12 +2,11 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.files import PREVIOUS, RECORD
+from hf_bidir.common.files import PREVIOUS, RECORD, Json
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.record import FINISHED, RESULTS, read_record
 
@@ -22,7 +21,7 @@ STEP = "examples per step (processes x per_device_train_batch_size x gradient_ac
 HINT = "Choose another --output_dir, or start again in this one with --overwrite_output_dir."
 
 
-def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | None:
+def checkpoint_to_resume(args: RunArguments, record: Json) -> str | None:
     """Decide, without changing files, whether a run may use its output folder and where it continues.
 
     Args:
@@ -60,7 +59,7 @@ def _check_keeps_sources(folder: Path, args: RunArguments) -> None:
             )
 
 
-def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
+def _check_same_run(folder: Path, record: Json) -> None:
     """Raise InputError unless the folder holds an interrupted run with this record."""
     earlier = read_record(folder)
     if earlier.get("status") == FINISHED:
@@ -68,21 +67,17 @@ def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
             f"{folder} holds a finished run. {HINT} To continue from its weights, name it as --model_name_or_path "
             f"{folder}, with another --output_dir and no options that shape a new model."
         )
-    if changed := _differences(earlier, record):
+    before, after = _facts(earlier), _facts(record)
+    changed = []
+    for name in sorted(before.keys() | after.keys()):
+        was, now = (facts.get(name, "not given") for facts in (before, after))
+        if was != now:
+            changed.append(f"{name} was {was} and is {now}")
+    if changed:
         raise InputError(f"{folder} holds an interrupted run with other settings: {'; '.join(changed)}. {HINT}")
 
 
-def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences that affect losses, in words; empty if one run can continue the other."""
-    before, after = _facts(earlier), _facts(now)
-    return [
-        f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-
-
-def _facts(record: dict[str, Any]) -> dict[str, Any]:
+def _facts(record: Json) -> Json:
     """What a record says that affects losses."""
     facts = {name: value for name, value in record.get("recipe", {}).items() if name not in MAY_CHANGE | PER_PROCESS}
     facts["data"] = record.get("data")

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
 from hf_bidir.checkpoints.reading import open_checkpoint
-from hf_bidir.common.files import RECORD, read_json, sha256
+from hf_bidir.common.files import RECORD, Json, read_json, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import RunArguments, SourceArguments
 from hf_bidir.finetune.data.sources import folder_digest
@@ -34,9 +35,7 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-def begin_record(
-    task: str, data: SourceArguments, splits: Splits, model: PreTrainedModel, args: RunArguments
-) -> dict[str, Any]:
+def begin_record(task: str, data: SourceArguments, splits: Splits, model: PreTrainedModel, args: RunArguments) -> Json:
     """The record of a run that starts now, with the status "running"; `task` is the pipeline's name."""
     program = Path(sys.argv[0]).name
     return {
@@ -63,7 +62,7 @@ def _class_shares(splits: Splits) -> dict[str, float]:
     return dict(zip(splits.names, (counts / counts.sum()).tolist(), strict=True))
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> Json:
     """The run.json of a folder, or an empty dictionary."""
     return read_json(folder / RECORD)
 
@@ -73,7 +72,7 @@ def is_finished(folder: Path) -> bool:
     return read_record(folder).get("status") == FINISHED
 
 
-def size(model: PreTrainedModel) -> dict[str, Any]:
+def size(model: PreTrainedModel) -> Json:
     """The number of parameters; for a model with an adapter that of its base, and under "adapter" facts about both."""
     parameters = model.num_parameters()
     if not hasattr(model, "peft_config"):
@@ -83,7 +82,7 @@ def size(model: PreTrainedModel) -> dict[str, Any]:
     return {"num_parameters": parameters - trained, "adapter": adapter}
 
 
-def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any]:
+def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> Json:
     """The base of an adapter, and the config fields in which the model differs; empty if the base is unknown."""
     base, revision = adapter.base_model_name_or_path or "", adapter.revision
     try:
@@ -102,7 +101,7 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
     return facts
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> Json:
     """The processors, which affect the metrics of a run."""
     return {
         "cpu": cpu_model(),
@@ -120,12 +119,12 @@ def library_versions() -> dict[str, str]:
 def cpu_model() -> str:
     """The processor's model, as the system names it."""
     information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    text = information.read_text() if information.is_file() else ""
+    named = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
 
 
-def publishable(options: dict[str, Any]) -> dict[str, Any]:
+def publishable(options: Json) -> Json:
     """The options without secrets and local folders: of a file or folder only the last part is kept, after `PLACE`."""
     return {name: _without_places(name, value) for name, value in options.items() if not name.endswith("token")}
 

@@ -3,7 +3,6 @@
 import os
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -13,7 +12,7 @@ from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, read_card, rounded
-from hf_bidir.common.files import PREVIOUS, read_json, replacing
+from hf_bidir.common.files import PREVIOUS, Json, read_json, replacing
 from hf_bidir.finetune.output_folder import MAY_CHANGE
 from hf_bidir.finetune.record import FEW, PLACE
 from hf_bidir.hub.files import matching
@@ -86,7 +85,7 @@ def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:
     return ModelCard(f"---\n{ModelCardData(**ours).to_yaml()}\n---\n{text}")
 
 
-def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, Any]:
+def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> Json:
     """The values for the template and the metadata, beside the name and the place on the Hub."""
     config, adapter, run = checkpoint.config, checkpoint.adapter, results.run
     previous = read_json(folder / PREVIOUS)
@@ -120,7 +119,7 @@ def _facts(folder: Path, checkpoint: Checkpoint, results: Results) -> dict[str, 
     }
 
 
-def _as_yaml(options: dict[str, Any]) -> str:
+def _as_yaml(options: Json) -> str:
     """Options of a run as a recipe of the training scripts; empty without any."""
     chosen = {name: value for name, value in options.items() if name not in MAY_CHANGE and value is not None}
     if not chosen:
@@ -128,7 +127,7 @@ def _as_yaml(options: dict[str, Any]) -> str:
     return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True).strip()
 
 
-def _licences(run: dict[str, Any], previous: dict[str, Any]) -> dict[str, str | None]:
+def _licences(run: Json, previous: Json) -> dict[str, str | None]:
     """The licence of the training data of a run and of the run before it, by name; None where the record has none."""
     parts = [record["data"]["train"] for record in (previous, run) if "train" in record.get("data", {})]
     licences = {}
@@ -138,7 +137,7 @@ def _licences(run: dict[str, Any], previous: dict[str, Any]) -> dict[str, str | 
     return licences
 
 
-def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
+def _base_model(adapter: Adapter | None, *runs: Json) -> str | None:
     """The model on the Hub that the weights, or those of an earlier run, come from; None for a local folder."""
     if adapter and not Path(adapter.place).exists():
         return adapter.base
@@ -150,14 +149,14 @@ def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
     return None
 
 
-def _data_set(part: dict[str, Any]) -> str | None:
+def _data_set(part: Json) -> str | None:
     """The data set on the Hub: the one in the record, or the source if it is no file."""
     source = part.get("source", "")
     is_name = "/" in source and "sha256" not in part
     return part.get("hub_name") or (source if is_name else None)
 
 
-def _metadata(facts: dict[str, Any]) -> ModelCardData:
+def _metadata(facts: Json) -> ModelCardData:
     """The card's YAML block, with the measured numbers as a model index."""
     run, previous, adapter, results = facts["run"], facts["previous"], facts["adapter"], facts["results"]
     parts = list(run["data"].values())

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from math import isclose, nan
 from pathlib import Path
-from typing import Any
 
 from scipy.stats import binomtest
 
-from hf_bidir.common.files import RECORD, read_json
+from hf_bidir.common.files import RECORD, Json, read_json
 from hf_bidir.finetune.record import RESULTS
 from hf_bidir.hub.files import digests
 
@@ -42,15 +41,15 @@ class Results:
         measured_later: whether they are those of the evaluation, because the run had no test data.
     """
 
-    run: dict[str, Any]
-    measured: dict[str, Any]
-    evaluation: dict[str, Any]
+    run: Json
+    measured: Json
+    evaluation: Json
     split: str
     scores: dict[str, float]
     measured_later: bool = False
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> Json:
         """The record of the split's data."""
         return self.run["data"].get(self.split, {})
 
@@ -77,7 +76,7 @@ class Results:
             return False
         return self.is_of(again["split"], again["data"]) and agree(again["scores"], self.scores)
 
-    def is_of(self, split: str, data: dict[str, Any]) -> bool:
+    def is_of(self, split: str, data: Json) -> bool:
         """Whether the scores were measured on this split: as many rows of the same files, or of the same data set."""
         key = "sha256" if "sha256" in self.data else "source"
         same_rows = self.data.get("rows") == data["rows"]
@@ -113,7 +112,7 @@ def in_words(metric: str) -> str:
     return metric.replace("_f1", "-F1").replace("_", " ")
 
 
-def scores_of(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
+def scores_of(metrics: Json, prefix: str) -> dict[str, float]:
     """The scores among the metrics with this prefix: overall ones, then the recall of each class."""
     scores = {
         name.removeprefix(prefix): value

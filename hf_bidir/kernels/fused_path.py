@@ -1,15 +1,17 @@
 """The implementations "fused" and "chunked", which this file enters in modeling/attention.py.
 
-Imports no Triton: the kernels are imported by the first call that uses them.
+Imports no Triton: its kernels are imported by the first call that uses them.
 """
 
 import os
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_bidir.kernels.chunked_attention import chunked_attention
 from hf_bidir.modeling.attention import IMPLEMENTATIONS, SOFTMAX_HEADS, Implementation
 from hf_bidir.modeling.attention_call import AttentionCall
 
@@ -44,10 +46,10 @@ def _capability(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).major
 
 
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+def _attend_fused(*inputs: Any) -> Tensor:
     from hf_bidir.kernels.fused_attention import fused_attention
 
-    return fused_attention(query, key, value, keep, call)
+    return fused_attention(*inputs)
 
 
 def _prefers_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
@@ -70,13 +72,7 @@ def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     return f"linear memory{' with dropout' if call.dropout else ''} on {device}"
 
 
-def _attend_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    from hf_bidir.kernels.chunked_attention import chunked_attention
-
-    return chunked_attention(query, key, value, keep, call)
-
-
 IMPLEMENTATIONS["fused"] = Implementation(
     _attend_fused, computes=("bias", "softcap", "dropout", SOFTMAX_HEADS), preferred=_prefers_fused
 )
-IMPLEMENTATIONS["chunked"] = Implementation(_attend_chunked, computes=("dropout",), preferred=_prefers_chunked)
+IMPLEMENTATIONS["chunked"] = Implementation(chunked_attention, computes=("dropout",), preferred=_prefers_chunked)
