@@ -81,13 +81,18 @@ class Adapter:
             )
         config = copy.deepcopy(base)
         config.architectures = [self._head(base)]
-        changes = dict(self.record.get("config", {}))
-        if "id2label" in changes:  # JSON has no integers as keys
-            changes["id2label"] = {int(index): name for index, name in changes["id2label"].items()}
-        for path, value in changes.items():
+        for path, value in self.changes.items():
             *parts, name = path.split(".")
             setattr(reduce(getattr, parts, config), name, value)
         return config
+
+    @property
+    def changes(self) -> Json:
+        """The fields of the model's config that the run changed, by path, such as "text_config.pad_token_id"."""
+        changes = dict(self.record.get("config", {}))
+        if "id2label" in changes:
+            changes["id2label"] = {int(index): name for index, name in changes["id2label"].items()}
+        return changes
 
     @property
     def generation(self) -> Json:
