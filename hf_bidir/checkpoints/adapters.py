@@ -53,7 +53,9 @@ class Adapter:
     def place(self) -> str | Path:
         """Where the base is: the folder that is named, or one of that name beside the adapter; otherwise the Hub."""
         beside = self.folder.parent / Path(self.base).name
-        return beside if beside.is_dir() and not Path(self.base).is_dir() else self.base
+        if beside.is_dir() and not Path(self.base).is_dir():
+            return beside
+        return self.base
 
     @property
     def revision(self) -> str | None:
@@ -169,8 +171,9 @@ def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None 
     folder = Path(base)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(base), revision=revision, allow_patterns=["model*.safetensors"]))
+    hashes = sorted(sha256(file) for file in folder.glob("model*.safetensors"))
     attention = {name: getattr(config, name, None) for name in ATTENTION_FIELDS}
-    return {"sha256": sorted(sha256(file) for file in folder.glob("model*.safetensors")), **attention}
+    return {"sha256": hashes, **attention}
 
 
 def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> Json:

@@ -51,7 +51,8 @@ def _register_heads(modeling_auto: ModuleType) -> None:
 
 def _find_here(mapping: Any, kinds: Iterable[str]) -> None:
     """Let the classes of these model types be found in this package."""
-    mapping._modules |= dict.fromkeys((kind.replace("-", "_") for kind in kinds), sys.modules["hf_bidir"])
+    modules = (kind.replace("-", "_") for kind in kinds)
+    mapping._modules |= dict.fromkeys(modules, sys.modules["hf_bidir"])
 
 
 def _register_adapters(peft_utils: ModuleType) -> None:

@@ -117,7 +117,9 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
         keys = at_tokens(key.transpose(1, 2), keep).float()
         values = at_tokens(value.transpose(1, 2), keep).float()
         key_sum, value_sum, count = sums.get(layer, (0, 0, 0))
-        sums[layer] = key_sum + keys.sum(0), value_sum + values.sum(0), count + len(keys)
+        key_sum = key_sum + keys.sum(0)
+        value_sum = value_sum + values.sum(0)
+        sums[layer] = key_sum, value_sum, count + len(keys)
 
     with softmax(model), in_evaluation(model), observed_layers(model, add):
         for batch in batches:

@@ -38,7 +38,8 @@ def example_inputs(model: PreTrainedModel) -> Inputs:
     wanted = required | {model.main_input_name}
     if hasattr(config, "vision_config") and first_field(config, *IMAGE_TOKENS) is None:
         wanted |= {"input_ids", "pixel_values"}  # images beside a text
-    inputs = {name: make(config, generator) for name, make in MAKERS.items() if name in wanted & accepted.keys()}
+    passed = wanted & accepted.keys()
+    inputs = {name: make(config, generator) for name, make in MAKERS.items() if name in passed}
     if "input_ids" in inputs and "attention_mask" in accepted:
         length = inputs["input_ids"].shape[1]
         lengths = torch.tensor([[length], [length - length // 3]])
@@ -158,7 +159,8 @@ def largest_difference(first: list[Tensor], second: list[Tensor], inputs: Mappin
         expected, got = expected.float(), got.float()
         if keep is not None and expected.shape[: keep.dim()] == keep.shape:
             expected, got = expected[keep.bool()], got[keep.bool()]
-        difference = (expected - got).abs().max() / expected.abs().max().clamp_min(1)
+        magnitude = expected.abs().max().clamp_min(1)
+        difference = (expected - got).abs().max() / magnitude
         largest = torch.maximum(largest, difference.cpu())  # propagates NaN, which Python's max would drop
     return largest.item()
 

@@ -67,15 +67,22 @@ IMAGE_TEXT, ZERO_SHOT = "AutoModelForImageTextToText", "AutoModelForZeroShotImag
 def kind_of(model: PreTrainedModel | str) -> Kind:
     """The kind of a model or of a class with this name; `NO_HEAD` if its name has none of the endings."""
     name = model if isinstance(model, str) else type(model).__name__
-    return next((kind for kind in KINDS[1:] if name.endswith(kind.ending)), NO_HEAD)
+    for kind in KINDS[1:]:
+        if name.endswith(kind.ending):
+            return kind
+    return NO_HEAD
 
 
 def image_text_auto(head: type[PreTrainedModel], config: PretrainedConfig) -> str | None:
     """The Auto class of a model that reads an image with a text: `IMAGE_TEXT` if it is a vision-language model, or
     `ZERO_SHOT` if it has two towers; None for others."""
     heads = stock_heads(type(config).model_type)
-    takes_images = "pixel_values" in inspect.signature(head.forward).parameters
-    return next((auto for auto in (IMAGE_TEXT, ZERO_SHOT) if takes_images and heads.get(auto) == head.__name__), None)
+    if "pixel_values" not in inspect.signature(head.forward).parameters:
+        return None
+    for auto in (IMAGE_TEXT, ZERO_SHOT):
+        if heads.get(auto) == head.__name__:
+            return auto
+    return None
 
 
 def divides_by_all_labels(model: nn.Module) -> bool:
@@ -114,8 +121,10 @@ def device_of(model: PreTrainedModel) -> torch.device:
     """The device of a model's inputs; where weights lie on disk or in memory, that on which accelerate runs them."""
     if model.device.type != "meta":
         return model.device
-    places = getattr(model, "hf_device_map", {}).values()
-    return torch.device(next((place for place in places if place not in ("cpu", "disk")), "cpu"))
+    for place in getattr(model, "hf_device_map", {}).values():
+        if place not in ("cpu", "disk"):
+            return torch.device(place)
+    return torch.device("cpu")
 
 
 def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:

@@ -29,9 +29,7 @@ def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> A
     return _intervening(model, Interventions(edits=(edit,)))
 
 
-def edited_projections(
-    model: nn.Module, edit: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-) -> AbstractContextManager[None]:
+def edited_projections(model: nn.Module, edit: Callable[..., tuple[Tensor, ...]]) -> AbstractContextManager[None]:
     """Inside the context, every layer attends with `edit(query, key, value)`, of the same shapes.
 
     Query is `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]`. Attention with its
@@ -151,6 +149,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     Inside, a ViT, DeiT or CLIP interpolates its position embeddings for images of another size than the config's, for
     which it raises an error otherwise; models such as DINOv2 need no help. Gradients flow through quantised weights.
     """
-    sized = [model] if INTERPOLATE in inspect.signature(type(model).forward).parameters else []
-    with evaluation_mode(model), graphs.stopped(), gradients_through(model), hooked(sized, before=_interpolating):
+    interpolates = INTERPOLATE in inspect.signature(type(model).forward).parameters
+    sized = hooked([model] if interpolates else [], before=_interpolating)
+    with evaluation_mode(model), graphs.stopped(), gradients_through(model), sized:
         yield

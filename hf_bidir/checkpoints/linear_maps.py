@@ -29,7 +29,8 @@ def _replaces_linear(module: nn.Module) -> bool:
 
 def _base_of(module: nn.Module) -> nn.Module:
     """The layer under peft's adapters; the layer itself without any."""
-    return _base_of(module.base_layer) if isinstance(getattr(module, "base_layer", None), nn.Module) else module
+    base = getattr(module, "base_layer", None)
+    return _base_of(base) if isinstance(base, nn.Module) else module
 
 
 def weight_of(linear: nn.Module) -> Tensor:
@@ -41,7 +42,8 @@ def weight_of(linear: nn.Module) -> Tensor:
     dtype = next((weight.dtype for weight in parameters if weight.is_floating_point()), torch.float32)
     units = torch.eye(linear.in_features, dtype=dtype, device=parameters[0].device)
     with evaluation_mode(linear), torch.no_grad():
-        bias, *columns = linear(torch.cat([torch.zeros_like(units[:1]), units]))
+        origin = torch.zeros_like(units[:1])
+        bias, *columns = linear(torch.cat([origin, units]))
     return (torch.stack(columns) - bias).T
 
 

@@ -41,7 +41,8 @@ class Projections:
 def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = None) -> list[Projections]:
     """The projections of every signed layer, in order; the model runs once, on `example_inputs` by default."""
     probe = _Probe(model)
-    watching = hooked(dict.fromkeys(linear_maps(model)), before=probe.before, after=probe.after)
+    maps = dict.fromkeys(linear_maps(model))  # one may be in several places
+    watching = hooked(maps, before=probe.before, after=probe.after)
     with in_evaluation(model), torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117
         with watching, observed_layers(model, probe.observe):
             model(**(example_inputs(model) if inputs is None else inputs))
@@ -86,7 +87,8 @@ class _Probe:
         gradients = torch.autograd.grad(weighted, leaves, materialize_grads=True, allow_unused=True, retain_graph=True)
         features = []
         for (linear, leaf), gradient in zip(self.recent, gradients, strict=True):
-            indices = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten()
+            largest = gradient.flatten(0, -2).abs().amax(0)
+            indices = largest.nonzero().flatten()
             if len(indices):
                 direct = _equal(leaf[..., indices], states)
                 features.append(Features(linear, indices, direct))

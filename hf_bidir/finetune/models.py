@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,9 +17,6 @@ from hf_bidir.common.extras import extra
 from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, is_softmax
 from hf_bidir.modeling.signed_layers import signed_layers
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +196,7 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
     if isinstance(arguments, AdapterArguments) and arguments.lora_rank is not None:
-        return cast(PreTrainedModel, _add_adapter(model, arguments, auto, new))
+        return _add_adapter(model, arguments, auto, new)
     return model
 
 
@@ -236,7 +233,7 @@ def _belongs_to_checkpoint(key: str, model: PreTrainedModel) -> bool:
     return model.config.is_encoder_decoder or bool(signed_layers(getattr(model, part)))
 
 
-def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str, new: list[str]) -> "PeftModel":
+def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str, new: list[str]) -> Any:
     """Put a new adapter on a model, which then trains alone; a classifier is trained whole beside it.
 
     Args:

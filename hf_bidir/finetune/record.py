@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from hf_bidir.common.model_types import is_signed
 from hf_bidir.finetune.arguments import RunArguments, SourceArguments
 from hf_bidir.finetune.data.sources import folder_digest
 from hf_bidir.finetune.data.splits import Splits
-
-if TYPE_CHECKING:
-    from peft import PeftConfig
 
 RESULTS = "all_results.json"
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
@@ -82,7 +79,7 @@ def size(model: PreTrainedModel) -> Json:
     return {"num_parameters": parameters - trained, "adapter": adapter}
 
 
-def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> Json:
+def _beside_base(model: PreTrainedModel, adapter: Any) -> Json:
     """The base of an adapter, and the config fields in which the model differs; empty if the base is unknown."""
     base, revision = adapter.base_model_name_or_path or "", adapter.revision
     try:

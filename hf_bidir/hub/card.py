@@ -68,7 +68,8 @@ def card_differences(folder: str | Path, *, base: str | Path | None = None) -> l
     """The lines in which README.md differs from `build_model_card` of the arguments, as a diff; none if equal."""
     expected = str(build_model_card(folder, base=base))
     existing = Path(folder, CARD).read_text(encoding="utf-8")
-    return list(unified_diff(existing.splitlines(), expected.splitlines(), CARD, "results", lineterm="", n=0))
+    lines = existing.splitlines(), expected.splitlines()
+    return list(unified_diff(*lines, CARD, "results", lineterm="", n=0))
 
 
 def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 if __name__ != "hf_bidir.hub.isolated":  # an import of the package, even an installed one, now raises ImportError
     sys.modules["hf_bidir"] = None  # type: ignore[assignment]
@@ -42,11 +43,16 @@ def isolated_forward(folder: str | Path, auto_class: str, inputs: Mapping[str, T
     with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
         inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
         _save(inputs, inputs_file)
-        words: list[str | Path] = [sys.executable, "-I", CHILD, folder, auto_class, inputs_file, outputs_file]
         environment = os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
         try:
             subprocess.run(
-                words, text=True, capture_output=True, check=True, cwd=scratch, env=environment, timeout=TIMEOUT
+                [sys.executable, "-I", CHILD, folder, auto_class, inputs_file, outputs_file],
+                text=True,
+                capture_output=True,
+                check=True,
+                cwd=scratch,
+                env=environment,
+                timeout=TIMEOUT,
             )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{auto_class} from {folder} did not finish within {TIMEOUT} s") from None
@@ -68,12 +74,15 @@ def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str) -> N
         sys.exit(f"the weights do not fit the model: {problems}")
     with inference_mode():
         outputs = model.eval()(**load_file(inputs_file))
-    _save({name: value for name, value in outputs.items() if isinstance(value, Tensor)}, outputs_file)
+    _save(outputs, outputs_file)
 
 
-def _save(tensors: Mapping[str, Tensor], file: str | Path) -> None:
-    """Save copies, which share no memory."""
-    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+def _save(values: Mapping[str, Any], file: str | Path) -> None:
+    """Save copies, which share no memory, of the tensors among the values."""
+    copies = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            copies[name] = value.detach().cpu().contiguous().clone()
     save_file(copies, file)
 
 

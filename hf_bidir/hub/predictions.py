@@ -54,7 +54,8 @@ class Predictions:
         one; `label` and `prediction`, names of classes; `probability` of the predicted class; and `correct`."""
         shown = self.examples.select_columns(self.column)
         if self.column == "image":
-            shown = [row["image"]["path"] or "" for row in shown.cast_column("image", Image(decode=False))]
+            encoded = shown.cast_column("image", Image(decode=False))
+            shown = [row["image"]["path"] or "" for row in encoded]
         else:
             shown = shown["text"][:]
         names = self.model.config.id2label

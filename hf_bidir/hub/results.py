@@ -88,7 +88,8 @@ def read_results(folder: Path) -> Results:
     run = {"data": {}} | read_json(folder / RECORD)
     measured = read_json(folder / RESULTS)
     evaluation = read_json(folder / EVALUATION)
-    if not digests(folder).items() <= evaluation.get("files", {}).items():
+    evaluated = evaluation.get("files", {})
+    if not digests(folder).items() <= evaluated.items():
         evaluation = {}
     if evaluation.get("split") == "test" and "test" not in run["data"]:
         run["data"]["test"] = evaluation["data"]

@@ -92,9 +92,10 @@ class Interventions:
             coefficients = edit(coefficients)
         return coefficients
 
-    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+    def observe(self, *call: Any) -> None:
+        """Call the observers with the layer, key, value and context."""
         for observer in self.observers:
-            observer(layer, key, value, context)
+            observer(*call)
 
 
 class Graphs:
