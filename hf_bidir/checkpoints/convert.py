@@ -84,7 +84,11 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
 
 
 def merge_adapter(
-    source: str | Path, output_dir: str | Path, *, base: str | Path | None = None, overwrite: bool = False
+    source: str | Path,
+    output_dir: str | Path,
+    *,
+    base: str | Path | None = None,
+    overwrite: bool = False,
 ) -> float:
     """Write the checkpoint that an adapter and its base model make together, in fp32, with its processors.
 

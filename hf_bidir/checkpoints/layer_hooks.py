@@ -39,7 +39,8 @@ def edited_projections(model: nn.Module, edit: Callable[..., tuple[Tensor, ...]]
 
 
 def observed_layers(
-    model: nn.Module, observe: Callable[[nn.Module, Tensor, Tensor, Tensor], None]
+    model: nn.Module,
+    observe: Callable[[nn.Module, Tensor, Tensor, Tensor], None],
 ) -> AbstractContextManager[None]:
     """Inside the context, call `observe(layer, key, value, context)` after every call of a signed layer.
 
@@ -55,7 +56,9 @@ def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
 
 @torch.inference_mode()
 def negative_share(
-    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], threshold: float = NEGLIGIBLE
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Tensor]],
+    threshold: float = NEGLIGIBLE,
 ) -> float | None:
     """The share of negative coefficients among those of magnitude over `threshold`, in [0, 1]; None without any.
 

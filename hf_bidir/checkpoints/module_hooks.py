@@ -21,7 +21,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(
-    modules: Iterable[nn.Module], *, before: Callable | None = None, after: Callable | None = None
+    modules: Iterable[nn.Module],
+    *,
+    before: Callable | None = None,
+    after: Callable | None = None,
 ) -> Iterator[None]:
     """Inside the context, call `before(module, args, kwargs)` and `after(module, args, kwargs, output)` around forward
     passes of modules, as torch's hooks with keywords do, in calls from this thread."""

@@ -117,7 +117,11 @@ class Checkpoint:
         return self._loaded(self.head, dtype, options)
 
     def signed_model(
-        self, dtype: torch.dtype | str = "auto", *, negative_mass: Any = 0.0, **attention: Any
+        self,
+        dtype: torch.dtype | str = "auto",
+        *,
+        negative_mass: Any = 0.0,
+        **attention: Any,
     ) -> PreTrainedModel:
         """The model, if it is signed; else the softmax model, signed, which at the default λ = 0 has the same outputs.
 
@@ -177,7 +181,10 @@ class Checkpoint:
         return list(by_class.values())
 
     def _loaded(
-        self, head: type[PreTrainedModel], dtype: torch.dtype | str, options: dict[str, Any]
+        self,
+        head: type[PreTrainedModel],
+        dtype: torch.dtype | str,
+        options: dict[str, Any],
     ) -> PreTrainedModel:
         if self.vit:
             return self.vit[0]
@@ -243,7 +250,10 @@ def _own_config(source: str | Path, revision: str | None) -> PretrainedConfig:
 
 
 def complete_model(
-    head: type[PreTrainedModel], source: str | Path, dtype: torch.dtype | str = "auto", **options: Any
+    head: type[PreTrainedModel],
+    source: str | Path,
+    dtype: torch.dtype | str = "auto",
+    **options: Any,
 ) -> PreTrainedModel:
     """Load a checkpoint as `head` in evaluation mode; ValueError unless all weights are present and fit.
 

@@ -60,7 +60,12 @@ class DistillationTrainer(SignedTrainer):
     further = 0.1
 
     def __init__(
-        self, *, teacher: PreTrainedModel, match: str = STATES, keep_signs: bool = False, **kwargs: Any
+        self,
+        *,
+        teacher: PreTrainedModel,
+        match: str = STATES,
+        keep_signs: bool = False,
+        **kwargs: Any,
     ) -> None:
         args, student = kwargs["args"], kwargs["model"]
         if keep_signs and args.n_gpu > 1:
@@ -77,7 +82,11 @@ class DistillationTrainer(SignedTrainer):
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        **kwargs: Any,
     ) -> Tensor:
         model.eval()  # dropout would be noise that the teacher does not have
         with torch.no_grad():
@@ -104,7 +113,11 @@ class DistillationTrainer(SignedTrainer):
         return distance + negative_mass * (both_signs + needed_signs)
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """The difference of the predictions, and per example what `distillation_metrics` needs."""
         inputs = self._prepare_inputs(inputs)

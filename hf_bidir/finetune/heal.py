@@ -160,7 +160,9 @@ def steps_for(rows: int, args: StepArguments) -> int:
 
 
 def student_and_teacher(
-    source: str, teacher: str | None, activation: str | None = None
+    source: str,
+    teacher: str | None,
+    activation: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedModel, list]:
     """The signed student, its softmax teacher, and the student's tokenizer or image processor.
 
@@ -219,7 +221,11 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
 
 
 def healing_data(
-    data: DistillationDataArguments, args: StepArguments, source: str, student: PreTrainedModel, processors: list
+    data: DistillationDataArguments,
+    args: StepArguments,
+    source: str,
+    student: PreTrainedModel,
+    processors: list,
 ) -> tuple[Splits, PreTrainedTokenizerBase | BaseImageProcessor, dict[str, Callable]]:
     """The splits, the tokenizer or image processor, and the collators of the Trainer.
 

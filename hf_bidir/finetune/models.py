@@ -76,7 +76,10 @@ def check_options(arguments: PretrainedArguments, typed: Iterable[str]) -> None:
 
 
 def scratch_config(
-    config_class: type[PretrainedConfig], arguments: ModelArguments, names: list[str], **more: Any
+    config_class: type[PretrainedConfig],
+    arguments: ModelArguments,
+    names: list[str],
+    **more: Any,
 ) -> PretrainedConfig:
     """The config of a new transformer; `more` are fields specific to this architecture.
 
@@ -201,7 +204,9 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
 
 
 def _pretrained(
-    head: type[PreTrainedModel], source: str, config: PretrainedConfig
+    head: type[PreTrainedModel],
+    source: str,
+    config: PretrainedConfig,
 ) -> tuple[PreTrainedModel, list[str]]:
     """The checkpoint's weights under a head that may be new, and the names of the weights that are new.
 

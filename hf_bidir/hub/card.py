@@ -26,7 +26,11 @@ KEPT_WHEN_EDITED = ("license", "tags", "base_model_relation")  # generated metad
 
 
 def build_model_card(
-    folder: str | Path, repo_id: str | None = None, revision: str = "main", *, base: str | Path | None = None
+    folder: str | Path,
+    repo_id: str | None = None,
+    revision: str = "main",
+    *,
+    base: str | Path | None = None,
 ) -> ModelCard:
     """Build the card of a checkpoint; `build_model_card(folder).save(folder / "README.md")` saves it.
 
@@ -54,7 +58,11 @@ def build_model_card(
 
 
 def write_card(
-    folder: str | Path, repo_id: str | None = None, revision: str = "main", *, base: str | Path | None = None
+    folder: str | Path,
+    repo_id: str | None = None,
+    revision: str = "main",
+    *,
+    base: str | Path | None = None,
 ) -> Path:
     """Save `build_model_card` of the same arguments as README.md, atomically."""
     readme = Path(folder, CARD)

@@ -193,7 +193,11 @@ def _load(folder: Path) -> PreTrainedModel:
 
 
 def _trainer(
-    model: PreTrainedModel, scratch: str, batch_size: int, collator: Callable, disable_tqdm: bool
+    model: PreTrainedModel,
+    scratch: str,
+    batch_size: int,
+    collator: Callable,
+    disable_tqdm: bool,
 ) -> SignedTrainer:
     causal = kind_of(model).causal
     args = TrainingArguments(
@@ -228,7 +232,11 @@ def _classes(model: PreTrainedModel) -> list[str]:
 
 
 def read_examples(
-    model: PreTrainedModel, folder: Path, data: str | None, split: str, options: dict[str, Any]
+    model: PreTrainedModel,
+    folder: Path,
+    data: str | None,
+    split: str,
+    options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, str], Callable]:
     """The examples of a split, read as in training; what identifies their source; and the collator of batches.
 

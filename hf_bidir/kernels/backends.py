@@ -81,7 +81,8 @@ def _attend_examples(call: LayerCall, starts: Tensor) -> Tensor:
 
     query = padded(call.query)
     keep = torch.arange(query.shape[2], device=starts.device) < counts[:, None]
-    contexts, _ = _attend_padded(call._replace(query=query, key=padded(call.key), value=padded(call.value), mask=keep))
+    key, value = padded(call.key), padded(call.value)
+    contexts, _ = _attend_padded(call._replace(query=query, key=key, value=value, mask=keep))
     return contexts[keep][None]
 
 

@@ -28,7 +28,13 @@ SAFE_SCORE = 40.0  # below it, neither e^s nor a row's sum of cosh(s) overflows 
 EVERY = slice(None)
 
 
-def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+def chunked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    call: AttentionCall,
+) -> Tensor:
     """TanhMax attention of checked inputs, as in `bidir_attention`; computed in fp32 or fp64, differentiable once."""
     seed = int(torch.randint(2**62, ())) if call.dropout > 0 else 0
     plan = Plan(keep, call, seed, torch.get_num_threads())
@@ -145,7 +151,8 @@ def _accumulate(sums: Tensor, piece: Piece, rows: Tensor, pairs: Tensor) -> None
     """Add `rows^T pairs` to the sums of a piece's keys. A piece of several examples always has all heads."""
     examples, heads, columns = piece.of_keys
     part = sums[examples, heads]
-    part.view(-1, *part.shape[2:])[..., columns].baddbmm_(rows.flatten(0, 1).mT, pairs.flatten(0, 1))
+    part = part.view(-1, *part.shape[2:])[..., columns]
+    part.baddbmm_(rows.flatten(0, 1).mT, pairs.flatten(0, 1))
 
 
 class _Problem:
@@ -183,7 +190,8 @@ class _Problem:
             rows = slice(first, min(first + piece_rows, queries))
             columns = reach(self.call, rows, keys)
             band = self.band(rows, columns) if self.keep is None else (EVERY, None)
-            examples, piece_heads = self.fitting(budget // ((rows.stop - first) * (columns.stop - columns.start)))
+            scores = (rows.stop - first) * (columns.stop - columns.start)
+            examples, piece_heads = self.fitting(budget // scores)
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
                     part = slice(b, b + examples), slice(h, h + piece_heads)
@@ -200,17 +208,22 @@ class _Problem:
             return count // heads, heads
         return 1, max(count - count % threads, threads)  # two threads take as long for three heads as for four
 
-    def masked(self, keep: Tensor, index: tuple[slice, ...]) -> tuple[slice, tuple[slice, Tensor | None]]:
+    def masked(
+        self,
+        keep: Tensor,
+        index: tuple[slice, ...],
+    ) -> tuple[slice, tuple[slice, Tensor | None]]:
         """The columns without those before the first and after the last kept key, and the mask as a factor.
 
         Args:
             index: of a piece in `[batch, key heads, groups, queries, keys]`.
         """
         rows, columns = index[3:]
-        sizes = keep.shape
-        keep = keep[tuple(part if size > 1 else EVERY for part, size in zip(index, sizes, strict=True))]
+        sizes = zip(index, keep.shape, strict=True)
+        keep = keep[tuple(part if size > 1 else EVERY for part, size in sizes)]
         if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
-            used = keep.flatten(0, 3).any(0).nonzero().flatten().tolist() or [0]
+            by_key = keep.flatten(0, 3).any(0)
+            used = by_key.nonzero().flatten().tolist() or [0]
             keep = keep[..., used[0] : used[-1] + 1]
             columns = slice(columns.start + used[0], columns.start + used[-1] + 1)
             if keep.all():
@@ -249,7 +262,12 @@ class _Problem:
         if piece.factor is not None:
             self.by_group(x)[..., piece.masked].mul_(piece.factor)
 
-    def hyperbolic(self, scores: Tensor, piece: Piece, plain: bool) -> tuple[Tensor, Tensor]:
+    def hyperbolic(
+        self,
+        scores: Tensor,
+        piece: Piece,
+        plain: bool,
+    ) -> tuple[Tensor, Tensor]:
         """sinh and cosh of scores, both scaled by one number per row; 0 where masked. Overwrites the scores."""
         sinh, cosh = _plain_hyperbolic(scores) if plain else _hyperbolic(scores)
         self.mask(cosh, piece)

@@ -28,7 +28,13 @@ SCHEMA = (
 TENSORS = 7  # the inputs before the numbers
 
 
-def fused_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    call: AttentionCall,
+) -> Tensor:
     """TanhMax attention in one kernel, differentiable once in query, key, value, bias and the negative mass.
 
     Args:
@@ -121,7 +127,13 @@ def _busy_programs(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
-def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wanted: bool, *inputs) -> tuple:
+def _backward(
+    grad_context: Tensor,
+    context: Tensor,
+    normaliser: Tensor,
+    bias_wanted: bool,
+    *inputs,
+) -> tuple:
     """The gradients of query, key, value and bias, and per row that of the shift; None where there is none."""
     saved = Inputs(*inputs)
     call = prepared(saved, grad_context)

@@ -44,7 +44,12 @@ ARCHITECTURES = {
 OTHERS = "ada"
 FP32: Tiling = (64, 32, 4, 2)  # three products of tf32 need more registers
 # for a GPU with less memory than the tiling of its own needs, as with a bias and large heads
-SMALL: tuple[Tiling, ...] = ((64, 32, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1))
+SMALL: tuple[Tiling, ...] = (
+    (64, 32, 4, 2),
+    (32, 32, 4, 1),
+    (32, 16, 4, 1),
+    (16, 16, 4, 1),
+)
 DECODE = ((64, 3), (32, 2), (16, 1))  # keys of a block and stages of the decode kernel
 
 
@@ -58,7 +63,13 @@ class Ready(NamedTuple):
 _ready: dict[tuple, Ready] = {}
 
 
-def launch(name: str, call: Prepared, arguments: tuple, sequences: int, length: int = 1) -> None:
+def launch(
+    name: str,
+    call: Prepared,
+    arguments: tuple,
+    sequences: int,
+    length: int = 1,
+) -> None:
     """Run a kernel of KERNELS.
 
     Args:
@@ -96,7 +107,13 @@ def _compiled(name: str, arguments: tuple, code: Code) -> Ready:
     raise ValueError(f'no tiling of the {name} kernel fits this GPU: {failure}; use "eager".')
 
 
-def built(name: str, arguments: tuple, code: Code, tiling: Tiling, target: Any = None) -> Any:
+def built(
+    name: str,
+    arguments: tuple,
+    code: Code,
+    tiling: Tiling,
+    target: Any = None,
+) -> Any:
     """A kernel compiled by Triton, without specialising on the values of numbers, for the current GPU or a target."""
     kernel = KERNELS[name]
     constants: dict[tuple, Any] = {(len(arguments),): code}
@@ -131,7 +148,8 @@ def candidates(name: str, code: Code, gpu: str) -> tuple[Tiling, ...]:
     if name == "merge":
         return ((1, 1, 4, 1),)
     if name == "decode":
-        return tuple((code.rows, keys, 4, stages) for keys, stages in (((16, 1),) if INTERPRETED else DECODE))
+        sizes = DECODE[-1:] if INTERPRETED else DECODE
+        return tuple((code.rows, keys, 4, stages) for keys, stages in sizes)
     if INTERPRETED:
         return ((16, 16, 4, 1),)
     if code.exact:

@@ -52,7 +52,13 @@ def _attend_fused(*inputs: Any) -> Tensor:
     return fused_attention(*inputs)
 
 
-def _prefers_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
+def _prefers_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    call: AttentionCall,
+) -> str | None:
     """The reason for a call in half precision that the kernels compute on this GPU, where they match the formula."""
     if query.device.type != "cuda" or call.activation != "tanhmax" or call.sinks is not None:
         return None
@@ -62,7 +68,13 @@ def _prefers_fused(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | Non
     return f"{query.dtype} on cuda" if one_dtype and fused_agrees(query, value) else None
 
 
-def _prefers_chunked(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> str | None:
+def _prefers_chunked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    call: AttentionCall,
+) -> str | None:
     """The reason for a call of TanhMax on a CPU, or with dropout, which SDPA would apply to half of a coefficient."""
     device = query.device.type
     if call.activation != "tanhmax" or query.shape[2] == 1 or torch.compiler.is_compiling():

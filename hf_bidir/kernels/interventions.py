@@ -75,7 +75,12 @@ class Interventions:
 
         return plan, ObservedOperators(layer, plan, self)
 
-    def attend_with_changes(self, layer: nn.Module, attended: Callable[..., Attended], *states: Tensor) -> Attended:
+    def attend_with_changes(
+        self,
+        layer: nn.Module,
+        attended: Callable[..., Attended],
+        *states: Tensor,
+    ) -> Attended:
         """Context `[batch, queries, heads, head_dim]` and coefficients of `attended(query, key, value)`, changed."""
         for project in self.projections:
             states = project(*states)

@@ -21,7 +21,13 @@ class ObservedOperators(SignedOperators):
         self.products: list[tuple[int, str, Tensor]] = []
         self.weights: Tensor | None = None  # the coefficients until they are multiplied by values
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
         result = super().__torch_function__(function, types, args, kwargs)
         if self.changes.observers:
             self.follow(function, args, kwargs or {}, result)
@@ -32,10 +38,18 @@ class ObservedOperators(SignedOperators):
             raise self.unavailable("a method that changes its queries, keys or values", scores)
         self.weights = super().coefficients(scores, keep)
         if self.changes.edits:
-            self.weights = self.changes.edited(self.by_head(self.weights)).reshape(self.weights.shape)
+            edited = self.changes.edited(self.by_head(self.weights))
+            self.weights = edited.reshape(self.weights.shape)
         return self.weights
 
-    def context(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
+    def context(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keep: Tensor | None,
+        call: AttentionCall,
+    ) -> Tensor:
         implementation = "eager" if self.changes.edits else "auto"
 
         def attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -93,7 +93,10 @@ def rollout(cache: ForwardCache, request: Request) -> Tensor:
 
 
 def layers_up_to(
-    layers: Sequence[Tensor], cache: ForwardCache, request: Request, pooled: bool = False
+    layers: Sequence[Tensor],
+    cache: ForwardCache,
+    request: Request,
+    pooled: bool = False,
 ) -> Sequence[Tensor]:
     """The layers up to the requested one, `[batch, heads, queries, keys]` each, with all heads or the requested one.
 

@@ -29,7 +29,8 @@ def contributions(cache: ForwardCache, request: Request) -> Tensor:
     layers = layers_up_to(edge_contributions(cache, request), cache, request, pooled=True)
     if request.layer is not None:
         layers = layers[-1:]
-    return torch.stack([layer.sum((1, 2)) for layer in layers]).sum(0)
+    by_layer = [layer.sum((1, 2)) for layer in layers]
+    return torch.stack(by_layer).sum(0)
 
 
 def head_contributions(cache: ForwardCache, request: Request) -> Tensor:

@@ -18,7 +18,9 @@ UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers
 
 @torch.no_grad()
 def attention_flow(
-    attentions: Sequence[Tensor], keep: Tensor | None = None, source: int | Sequence[int] | Tensor = 0
+    attentions: Sequence[Tensor],
+    keep: Tensor | None = None,
+    source: int | Sequence[int] | Tensor = 0,
 ) -> Tensor:
     """Maximum flow from a token of the top layer to each input token through all layers.
 

@@ -44,7 +44,11 @@ def unusable_rows(split: Dataset, *columns: "Column") -> dict[int, str]:
 
 
 def without_rows(
-    split: Dataset, name: str, problems: dict[int, str], data: SourceArguments, notes: list[str]
+    split: Dataset,
+    name: str,
+    problems: dict[int, str],
+    data: SourceArguments,
+    notes: list[str],
 ) -> Dataset:
     """The split without the rows that have a problem, and a note that names them.
 

@@ -141,7 +141,11 @@ def labelled_splits(raw: dict[str, Dataset], data: LabelledDataArguments, column
 
 
 def labelled_split(
-    split: Dataset, name: str, data: LabelledDataArguments, column: Column, orders: list[list[str]]
+    split: Dataset,
+    name: str,
+    data: LabelledDataArguments,
+    column: Column,
+    orders: list[list[str]],
 ) -> Dataset:
     """A split whose labels are classes of a model, in the first of these orders that has one; errors as above."""
     split = with_class_names(split)

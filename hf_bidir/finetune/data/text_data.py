@@ -74,7 +74,10 @@ def cut_into_snippets(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_le
 
 
 def cut_into_blocks(
-    splits: Splits, tokenizer: PreTrainedTokenizerBase, size: int, columns: Sequence[str] = ("input_ids", "labels")
+    splits: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    size: int,
+    columns: Sequence[str] = ("input_ids", "labels"),
 ) -> Splits:
     """The texts, each with an end token, joined and cut into blocks of `size` tokens, the same in all columns.
 

@@ -27,7 +27,11 @@ MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, fe
 
 
 def train_wordpiece(
-    texts: Iterable[str], *, vocab_size: int, max_length: int, lowercase: bool = True
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    max_length: int,
+    lowercase: bool = True,
 ) -> PreTrainedTokenizerBase:
     """Train a tokenizer that `AutoTokenizer` loads again as a fast BERT tokenizer.
 
