@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
-from hf_bidir.checkpoints.kinds import KINDS, NO_HEAD
 from hf_bidir.common.extras import extra
 from hf_bidir.common.files import RECORD, Json, check_place, read_json, sha256
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.compat import stock_heads
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
+
+from .kinds import KINDS, NO_HEAD
 
 if TYPE_CHECKING:
     from peft import PeftModel

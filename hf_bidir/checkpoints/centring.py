@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.examples import largest_difference, outputs_of
-from hf_bidir.checkpoints.layer_hooks import at_tokens, in_evaluation, observed_layers
-from hf_bidir.checkpoints.linear_maps import weight_of
-from hf_bidir.checkpoints.projections import Features, Projections, projections
-from hf_bidir.checkpoints.signing import softmax
+from .examples import largest_difference, outputs_of
+from .layer_hooks import at_tokens, in_evaluation, observed_layers
+from .linear_maps import weight_of
+from .projections import Features, Projections, projections
+from .signing import softmax
 
 TOLERANCE = 1e-3  # largest accepted relative change of softmax outputs
 Move = tuple[Tensor, Tensor | slice, Tensor]  # a bias, the indices in it, and what is added to them

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hf_bidir.checkpoints.examples import example_inputs, largest_difference, outputs_of
-from hf_bidir.checkpoints.reading import documents, open_checkpoint
-from hf_bidir.checkpoints.sentence_folder import SentenceFolder
-from hf_bidir.checkpoints.signing import unsigned
 from hf_bidir.common.files import PREVIOUS, RECORD
+
+from .examples import example_inputs, largest_difference, outputs_of
+from .reading import documents, open_checkpoint
+from .sentence_folder import SentenceFolder
+from .signing import unsigned
 
 MERGE_TOLERANCE = 1e-4  # of an output, relative to the largest one if that is above 1
 

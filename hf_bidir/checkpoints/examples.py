@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import BatchFeature, PretrainedConfig, PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import device_of, kind_of, takes_one_row
+from .kinds import device_of, kind_of, takes_one_row
 
 LENGTH, DECODER_STEPS, SAMPLES, FRAMES = 64, 4, 6000, 48
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_bidir.checkpoints.examples import image_size
-from hf_bidir.checkpoints.linear_maps import gradients_through
-from hf_bidir.checkpoints.module_hooks import evaluation_mode, hooked
 from hf_bidir.kernels.interventions import Interventions, graphs, intervening
 from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from .examples import image_size
+from .linear_maps import gradients_through
+from .module_hooks import evaluation_mode, hooked
 
 INTERPOLATE = "interpolate_pos_encoding"
 NEGLIGIBLE = 1e-3  # magnitude of a coefficient

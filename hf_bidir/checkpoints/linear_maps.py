@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_bidir.checkpoints.module_hooks import evaluation_mode, hooked
+from .module_hooks import evaluation_mode, hooked
 
 
 def linear_maps(model: nn.Module) -> Iterator[nn.Module]:

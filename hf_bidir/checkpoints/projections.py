@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.examples import example_inputs
-from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
-from hf_bidir.checkpoints.linear_maps import linear_maps
-from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from .examples import example_inputs
+from .layer_hooks import in_evaluation, observed_layers
+from .linear_maps import linear_maps
+from .module_hooks import hooked
 
 
 @dataclass(frozen=True)

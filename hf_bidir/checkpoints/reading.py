@@ -25,15 +25,16 @@ from transformers import (
 from transformers.utils import cached_file
 
 import hf_bidir
-from hf_bidir.checkpoints.adapters import Adapter, read_adapter
-from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, Kind, check_vocabulary, kind_of, vocabulary_of
-from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
-from hf_bidir.checkpoints.signing import signed
-from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.files import check_place
 from hf_bidir.common.model_types import is_signed
 from hf_bidir.modeling.compat import stock_heads
+
+from .adapters import Adapter, read_adapter
+from .kinds import BY_AUTO_CLASS, Kind, check_vocabulary, kind_of, vocabulary_of
+from .sentence_folder import SentenceFolder, sentence_folder
+from .signing import signed
+from .timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
 
 if TYPE_CHECKING:
     from peft import PeftModel

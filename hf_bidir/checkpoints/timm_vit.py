@@ -8,9 +8,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
 
-from hf_bidir.checkpoints.examples import example_inputs, largest_difference, outputs_of, rounding_tolerance
-from hf_bidir.checkpoints.module_hooks import evaluation_mode
 from hf_bidir.common.extras import extra
+
+from .examples import example_inputs, largest_difference, outputs_of, rounding_tolerance
+from .module_hooks import evaluation_mode
 
 TIMM_PREFIX = "timm:"
 NAMES = {  # parts of the names of weights, and what transformers' checkpoints have in their place

@@ -54,7 +54,7 @@ def running(*extras: str) -> Iterator[None]:
 
     An error in the input, or a missing package with the extra that has it, is one line and exit code 2.
     """
-    from hf_bidir.cli.start import announce_imports
+    from .start import announce_imports
 
     announce_imports()
     try:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import OUT, OVERWRITE, app, running
+from .app import OUT, OVERWRITE, app, running
 
 
 @app.command()
@@ -83,9 +83,10 @@ def convert(
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
         elif heal:
-            from hf_bidir.cli.script import parse
             from hf_bidir.finetune import heal as healing
             from hf_bidir.hub.card import write_card
+
+            from .script import parse
 
             options = {
                 "model_name_or_path": source,

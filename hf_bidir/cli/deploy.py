@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import OUT, OVERWRITE, app, running
+from .app import OUT, OVERWRITE, app, running
 
 CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a checkpoint, signed or stock.")
 

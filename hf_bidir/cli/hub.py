@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_bidir.cli.app import app, running
+from .app import app, running
 
 
 @app.command()

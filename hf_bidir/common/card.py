@@ -6,7 +6,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from yaml import YAMLError
 
-from hf_bidir.common.errors import InputError
+from .errors import InputError
 
 CARD = "README.md"
 

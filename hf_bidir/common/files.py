@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub.utils.sha import sha_fileobj
 
-from hf_bidir.common.errors import did_you_mean
+from .errors import did_you_mean
 
 Json = dict[str, Any]  # the content of a JSON file
 RECORD, PREVIOUS = "run.json", "previous_run.json"  # records of a training run and of the run behind its checkpoint

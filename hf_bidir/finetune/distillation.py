@@ -15,10 +15,11 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import predicts_values
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.both_signs import one_sidedness
-from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from .both_signs import one_sidedness
+from .trainer import SignedTrainer
 
 LOGITS = ("logits", "start_logits", "end_logits")
 STATES, PREDICTIONS = "states", "logits"  # what can be matched

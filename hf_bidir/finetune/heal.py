@@ -14,15 +14,16 @@ from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
-from hf_bidir.finetune.arguments import DistillationDataArguments, ScheduleArguments, StepArguments, option
-from hf_bidir.finetune.data.image_data import ImageCollator, read_unlabelled_images
-from hf_bidir.finetune.data.splits import Splits, sampled
-from hf_bidir.finetune.data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
-from hf_bidir.finetune.distillation import PREDICTIONS, STATES, DistillationTrainer
-from hf_bidir.finetune.metrics import distillation_metrics
-from hf_bidir.finetune.models import able_to_pad, know_padding
-from hf_bidir.finetune.run import Run
 from hf_bidir.modeling.configuration_bidir import is_softmax
+
+from .arguments import DistillationDataArguments, ScheduleArguments, StepArguments, option
+from .data.image_data import ImageCollator, read_unlabelled_images
+from .data.splits import Splits, sampled
+from .data.text_data import cut_into_blocks, cut_into_snippets, fit_max_length, read_documents
+from .distillation import PREDICTIONS, STATES, DistillationTrainer
+from .metrics import distillation_metrics
+from .models import able_to_pad, know_padding
+from .run import Run
 
 FINAL_MASS = {"balanced": 0.2}  # the default λ of an activation; that of others is 1
 LEAST_STEPS, MOST_STEPS = 300, 1000  # several passes over few texts, a part of one over many

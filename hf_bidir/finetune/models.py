@@ -14,9 +14,10 @@ from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.reading import check_vocabulary, lacking, open_checkpoint, with_report
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
-from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, is_softmax
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from .arguments import AdapterArguments, ModelArguments, PretrainedArguments
 
 logger = logging.getLogger(__name__)
 

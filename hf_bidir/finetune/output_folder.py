@@ -7,8 +7,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import PREVIOUS, RECORD, Json
-from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.record import FINISHED, RESULTS, read_record
+
+from .arguments import RunArguments
+from .record import FINISHED, RESULTS, read_record
 
 # options that do not affect losses, so an interrupted run may be resumed with other values
 MAY_CHANGE = {

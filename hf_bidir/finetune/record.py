@@ -16,9 +16,10 @@ from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
 from hf_bidir.checkpoints.reading import open_checkpoint
 from hf_bidir.common.files import RECORD, Json, read_json, sha256
 from hf_bidir.common.model_types import is_signed
-from hf_bidir.finetune.arguments import RunArguments, SourceArguments
-from hf_bidir.finetune.data.sources import folder_digest
-from hf_bidir.finetune.data.splits import Splits
+
+from .arguments import RunArguments, SourceArguments
+from .data.sources import folder_digest
+from .data.splits import Splits
 
 RESULTS = "all_results.json"
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")

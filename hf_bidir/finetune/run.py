@@ -12,14 +12,15 @@ from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.signing import unsigned
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.common.files import PREVIOUS, RECORD, read_json, write_json
-from hf_bidir.finetune.arguments import ScheduleArguments, SourceArguments
-from hf_bidir.finetune.data.checks import note
-from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.output_folder import checkpoint_to_resume, clear_run
-from hf_bidir.finetune.record import FEW, FINISHED, RESULTS, begin_record, size
-from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import PREFIX, is_softmax
+
+from .arguments import ScheduleArguments, SourceArguments
+from .data.checks import note
+from .data.splits import Splits
+from .output_folder import checkpoint_to_resume, clear_run
+from .record import FEW, FINISHED, RESULTS, begin_record, size
+from .schedule import schedule_for
 
 logger = logging.getLogger(__name__)
 

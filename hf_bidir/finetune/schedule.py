@@ -6,8 +6,9 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.finetune.arguments import ScheduleArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
+
+from .arguments import ScheduleArguments
 
 NEARLY_SOFTMAX = math.exp(-12)
 

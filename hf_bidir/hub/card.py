@@ -15,9 +15,10 @@ from hf_bidir.common.card import CARD, read_card, rounded
 from hf_bidir.common.files import PREVIOUS, Json, read_json, replacing
 from hf_bidir.finetune.output_folder import MAY_CHANGE
 from hf_bidir.finetune.record import FEW, PLACE
-from hf_bidir.hub.files import matching
-from hf_bidir.hub.results import METRICS, Results, in_words, read_results
 from hf_bidir.modeling.configuration_bidir import is_softmax
+
+from .files import matching
+from .results import METRICS, Results, in_words, read_results
 
 TEMPLATE = str(Path(__file__).with_name("card_template.md"))
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"

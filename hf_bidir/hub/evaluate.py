@@ -35,10 +35,11 @@ from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import FILES, PLACE, library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
-from hf_bidir.hub.files import digests
-from hf_bidir.hub.predictions import ROW, Predictions
-from hf_bidir.hub.results import EVALUATION, PREFIXES, Results, in_words, scores_of
 from hf_bidir.modeling.configuration_bidir import is_softmax
+
+from .files import digests
+from .predictions import ROW, Predictions
+from .results import EVALUATION, PREFIXES, Results, in_words, scores_of
 
 SHORT = 1000  # examples up to which an evaluation shows no bar
 FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", CARD]  # no code, because the package has the models

@@ -20,10 +20,11 @@ from hf_bidir.checkpoints.examples import example_inputs, largest_difference, ro
 from hf_bidir.checkpoints.reading import Checkpoint, open_checkpoint
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import RECORD, read_json, write_json
-from hf_bidir.hub.card import merge_cards, write_card
-from hf_bidir.hub.files import CODE, COMPUTED_FROM, REPORTS, digests, matching
-from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import activations
+
+from .card import merge_cards, write_card
+from .files import CODE, COMPUTED_FROM, REPORTS, digests, matching
+from .isolated import isolated_forward
 
 MODELING = Path(activations.__file__).parent
 TEXTS = ("*.json", "*.md", "*.txt", "*/*.json")

@@ -8,7 +8,8 @@ from scipy.stats import binomtest
 
 from hf_bidir.common.files import RECORD, Json, read_json
 from hf_bidir.finetune.record import RESULTS
-from hf_bidir.hub.files import digests
+
+from .files import digests
 
 EVALUATION = "evaluation.json"
 METRICS = {  # the run's metric -> its name on the Hub, if it has one

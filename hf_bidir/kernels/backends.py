@@ -12,8 +12,9 @@ from transformers import AttentionInterface, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_bidir.kernels.fused_path import fused_obstacle
 from hf_bidir.modeling.signed_layers import BACKENDS, OTHER_BACKENDS, PACKED, Backend, LayerCall, attend_by, is_causal
+
+from .fused_path import fused_obstacle
 
 Attended = tuple[Tensor, Tensor | None]
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]

@@ -11,12 +11,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.chunked_attention import refuse_second_derivatives
-from hf_bidir.kernels.fused_kernels import MOST_SPLITS, KeyGradients, QueryGradients, Result
-from hf_bidir.kernels.fused_launch import launch
-from hf_bidir.kernels.fused_path import unsupported
-from hf_bidir.kernels.fused_problem import Inputs, Prepared, pairs_of, prepared, rows_of
 from hf_bidir.modeling.attention_call import AttentionCall
+
+from .chunked_attention import refuse_second_derivatives
+from .fused_kernels import MOST_SPLITS, KeyGradients, QueryGradients, Result
+from .fused_launch import launch
+from .fused_path import unsupported
+from .fused_problem import Inputs, Prepared, pairs_of, prepared, rows_of
 
 PART = 128  # keys; the parts into which the decode kernel splits the keys are multiples of it
 # Unique per module name, so that a checkpoint's copy of this file does not replace the operators of another version.

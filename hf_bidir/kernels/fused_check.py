@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_bidir.kernels.fused_path import fused_obstacle, unsupported
 from hf_bidir.modeling.attention_call import AttentionCall
 from hf_bidir.modeling.eager_attention import eager_attention
+
+from .fused_path import fused_obstacle, unsupported
 
 logger = logging.get_logger(__name__)
 
@@ -46,7 +47,7 @@ def agrees(kind: Kind) -> bool:
     half = kind.dtype in (torch.float16, torch.bfloat16)
     if not half or torch.version.hip or fused_obstacle() or unsupported(*kind):
         return False
-    from hf_bidir.kernels.fused_attention import fused_attention
+    from .fused_attention import fused_attention
 
     difference = difference_from_eager(fused_attention, kind)
     if difference:

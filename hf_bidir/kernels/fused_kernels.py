@@ -8,7 +8,7 @@ computes `2^x`.
 
 from typing import Any, NamedTuple
 
-from hf_bidir.kernels.fused_blocks import (
+from .fused_blocks import (
     LN2,
     Head,
     Pairs,

@@ -13,9 +13,10 @@ import torch
 from transformers.utils import logging
 
 from hf_bidir.kernels import fused_kernels
-from hf_bidir.kernels.fused_blocks import Code, Pairs, Rows, triton
-from hf_bidir.kernels.fused_path import INTERPRETED
-from hf_bidir.kernels.fused_problem import Prepared
+
+from .fused_blocks import Code, Pairs, Rows, triton
+from .fused_path import INTERPRETED
+from .fused_problem import Prepared
 
 logger = logging.get_logger(__name__)
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.chunked_attention import chunked_attention
 from hf_bidir.modeling.attention import IMPLEMENTATIONS, SOFTMAX_HEADS, Implementation
 from hf_bidir.modeling.attention_call import AttentionCall
+
+from .chunked_attention import chunked_attention
 
 HAS_TRITON = find_spec("triton") is not None
 # Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
@@ -47,7 +48,7 @@ def _capability(device: torch.device) -> int:
 
 
 def _attend_fused(*inputs: Any) -> Tensor:
-    from hf_bidir.kernels.fused_attention import fused_attention
+    from .fused_attention import fused_attention
 
     return fused_attention(*inputs)
 
@@ -62,7 +63,7 @@ def _prefers_fused(
     """The reason for a call in half precision that the kernels compute on this GPU, where they match the formula."""
     if query.device.type != "cuda" or call.activation != "tanhmax" or call.sinks is not None:
         return None
-    from hf_bidir.kernels.fused_check import fused_agrees
+    from .fused_check import fused_agrees
 
     one_dtype = query.dtype == key.dtype == value.dtype
     return f"{query.dtype} on cuda" if one_dtype and fused_agrees(query, value) else None

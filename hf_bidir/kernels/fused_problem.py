@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_bidir.kernels.fused_blocks import TF32, TF32X3, WIDE, Code, Pairs, Problem, Rows, tl
-from hf_bidir.kernels.fused_path import FEW_ROWS, INTERPRETED
+from .fused_blocks import TF32, TF32X3, WIDE, Code, Pairs, Problem, Rows, tl
+from .fused_path import FEW_ROWS, INTERPRETED
 
 LOG2_E = math.log2(math.e)
 UNIT = 8  # numbers; rows that begin at multiples of it can be loaded 16 bytes at a time

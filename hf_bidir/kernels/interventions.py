@@ -71,7 +71,7 @@ class Interventions:
         plan = self.plan(plan)
         if plan.softmax and self.only_softmax:
             return plan, None
-        from hf_bidir.kernels.observed_operators import ObservedOperators
+        from .observed_operators import ObservedOperators
 
         return plan, ObservedOperators(layer, plan, self)
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError, did_you_mean
-from hf_bidir.finetune.arguments import SourceArguments
+
+from ..arguments import SourceArguments
 
 if TYPE_CHECKING:
-    from hf_bidir.finetune.data.splits import Column
+    from .splits import Column
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from transformers import AutoImageProcessor, BaseImageProcessor
 
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.common.images import open_image
-from hf_bidir.finetune.arguments import DistillationDataArguments, ImageColumnArguments, ImageDataArguments
-from hf_bidir.finetune.data.sources import read_images
-from hf_bidir.finetune.data.splits import (
+
+from ..arguments import DistillationDataArguments, ImageColumnArguments, ImageDataArguments
+from .sources import read_images
+from .splits import (
     LABEL,
     Column,
     Splits,

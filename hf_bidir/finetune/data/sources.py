@@ -16,7 +16,8 @@ from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.files import sha256
-from hf_bidir.finetune.data.csv_files import ENCODING, csv_options
+
+from .csv_files import ENCODING, csv_options
 
 DIGITS = "digits"
 DIGITS_WHITE = 16  # the scans hold 0 to 16

@@ -9,9 +9,10 @@ from datasets import ClassLabel, Dataset, Image, Value, concatenate_datasets
 from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.finetune.arguments import LabelledDataArguments, SourceArguments, UnlabelledDataArguments
-from hf_bidir.finetune.data.checks import find_column, listed, note, unusable_rows, without_rows
-from hf_bidir.finetune.data.sources import DIGITS, read_digits, read_hub, read_table
+
+from ..arguments import LabelledDataArguments, SourceArguments, UnlabelledDataArguments
+from .checks import find_column, listed, note, unusable_rows, without_rows
+from .sources import DIGITS, read_digits, read_hub, read_table
 
 SEED = 0  # of held-out rows and samples, whatever the seed of training
 STRING = Value("string")

@@ -11,10 +11,11 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTr
 
 from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import TextDataArguments, UnlabelledDataArguments
-from hf_bidir.finetune.data.image_data import batch_generator
-from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.data.splits import (
+
+from ..arguments import TextDataArguments, UnlabelledDataArguments
+from .image_data import batch_generator
+from .sources import read_table
+from .splits import (
     LABEL,
     Column,
     Splits,
