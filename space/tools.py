@@ -68,7 +68,8 @@ def add_tools(checkpoints: list[str]) -> None:
         Returns:
             JSON: "agree", whether both models predict one class, in words in "verdict"; "truncated", whether the text
             was too long and its end left out; and in "models" per model its "prediction", a "summary", and "scores",
-            one for each of "tokens", words or patches. Models without classes have null for "agree" and "prediction".
+            one for each of the "tokens" of its "example", words or patches. Models without classes have null for
+            "agree" and "prediction".
         """
         try:
             if model not in offered:

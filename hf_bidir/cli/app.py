@@ -52,8 +52,10 @@ def main() -> None:
 def running(*extras: str) -> Iterator[None]:
     """The body of a command with its slow imports, which `--help` does without.
 
-    An error in the input, or a missing package with the extra that has it, is one line and exit code 2.
+    An error in the input, or a missing package with the extra that has it, is one line and exit code 2; an interruption
+    one and 130.
     """
+    from .script import INTERRUPTED, stop
     from .start import announce_imports
 
     announce_imports()
@@ -63,3 +65,5 @@ def running(*extras: str) -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        stop(130, INTERRUPTED)

@@ -13,6 +13,7 @@ import yaml
 
 from hf_bidir.common.errors import InputError, as_input_error, did_you_mean
 
+INTERRUPTED = "interrupted; run the same command again to continue from what was saved, or the start"
 UNSET = object()
 Options = Sequence[str] | Mapping[str, Any] | None
 
@@ -109,12 +110,12 @@ def run_script(main: Callable[[], object]) -> None:
     try:
         main()
     except InputError as error:
-        _stop(2, f"error: {error}")
+        stop(2, f"error: {error}")
     except KeyboardInterrupt:
-        _stop(130, "interrupted; run the same command again to continue from the last checkpoint, or the start")
+        stop(130, INTERRUPTED)
 
 
-def _stop(code: int, line: str) -> None:
+def stop(code: int, line: str) -> None:
     """Exit with a code after a line, which of several processes the first one prints."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)

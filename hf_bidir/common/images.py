@@ -57,7 +57,9 @@ def image_mode(config: Any) -> str:
 
 def _read(file: str | Path) -> Image.Image:
     if not isinstance(file, str | Path):
-        raise ValueError(f"expected the path of an image or a PIL image, got a {type(file).__name__}.")
+        raise ValueError(
+            f"expected the path of an image or a PIL image, without a text (--text); got a {type(file).__name__}."
+        )
     if not Path(file).is_file():
         raise FileNotFoundError(f"expected an image file, found none at {file}.")
     try:

@@ -164,9 +164,11 @@ def text_of(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request
             text = conversation(tokenizer, given)
         case _:
             got = shortened(repr(given))
-            raise ValueError(f"expected a text for {name}, or a pair of texts as a tuple; got {got}.")
+            raise ValueError(f"expected a text for {name}, or a pair of texts as a tuple (one --text); got {got}.")
     if text.pair and (embeds or model.config.is_encoder_decoder or kind_of(model).causal):
-        raise ValueError(f"{name} reads one text, not a pair; sentence encoders compare it with another by against.")
+        raise ValueError(
+            f"{name} reads one text, not a pair (--text); sentence encoders compare it by against (--against)."
+        )
     return text if request.segments is None else segmented(text, request.segments)
 
 

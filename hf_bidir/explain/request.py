@@ -188,7 +188,8 @@ class Request:
         for name, (purpose, applies) in choices.items():
             value = getattr(self, name)
             if not (applies or value is None or value is False):
-                raise ValueError(f"{name} is for {purpose}, not for {type(model).__name__}; leave out {name}.")
+                named = f"{name} (--{name.replace('_', '-')})"
+                raise ValueError(f"{name} is for {purpose}, not for {type(model).__name__}; leave out {named}.")
 
 
 def _check_method(model: PreTrainedModel, name: str, layer: int | None, head: int | None) -> None:
@@ -231,7 +232,7 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
         raise ValueError(f"{name} has an output per token; choose the one to explain with position (--position).")
     whole = name.endswith("Classification") or takes_embedding(model)
     if position is not None and whole and not per_token:
-        raise ValueError(f"{name} has one output per example; leave out position.")
+        raise ValueError(f"{name} has one output per example; leave out position (--position).")
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:

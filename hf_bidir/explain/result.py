@@ -89,6 +89,20 @@ class Result:
         """The content of `to_json`: numbers, strings and lists by name."""
         return json.loads(self.to_json())
 
+    @staticmethod
+    def from_json(source: str | Path) -> Any:
+        """The `Explanation` or `Alignment` that `to_json` wrote; it prints and draws the same, an image by its patches.
+
+        Args:
+            source: the JSON, or the path of its file.
+
+        Raises:
+            ValueError: something else, or JSON of another schema.
+        """
+        from hf_bidir.explain.stored import read
+
+        return read(source)
+
     def __str__(self) -> str:
         return self.summary()
 
@@ -145,20 +159,6 @@ class Explanation(Prediction, Result):
         caption = method.caption(self.example.part, self.layer, self.head)
         sums = f"; {method.sums}" if self.is_whole else ""
         return f"{self.definition} {caption}: {method.how_to_read}{sums}.".lstrip()
-
-    @staticmethod
-    def from_json(source: str | Path) -> "Explanation":
-        """The explanation that `to_json` wrote, which prints and draws the same, but of an image the patches alone.
-
-        Args:
-            source: the JSON, or the path of its file.
-
-        Raises:
-            ValueError: something else, JSON of another schema, or that of generated text.
-        """
-        from hf_bidir.explain.stored import read
-
-        return read(source)
 
     def __repr__(self) -> str:
         return f"<Explanation by {self.method} of {visible(shortened(' '.join(self.tokens), 60))}>"

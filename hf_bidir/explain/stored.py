@@ -1,74 +1,70 @@
 """Explanations as JSON, and back; docs/explanations.md has the schema."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+import os
 from datetime import date
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.coefficients import Coefficients
+from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.coefficients import Coefficients  # noqa: F401 (in a type hint)
 from hf_bidir.explain.inputs.text import Example, shortened
-from hf_bidir.explain.readout import Prediction
 from hf_bidir.explain.result import Explanation, Result
 from hf_bidir.explain.verdict import Verdict
 
 SCHEMA = 1
+KINDS = {"Explanation": Explanation, "Alignment": Alignment}
 OF_EXAMPLE = ("text", "texts", "tokens", "places", "special", "template", "grid", "file")
+DERIVED = {Explanation: ("unit", "reading"), Verdict: ("headline", "sentence")}  # properties for readers of the JSON
+NOT_STORED: dict[str, Any] = {"inputs": {}, "token_of_piece": []}  # of an example
 
 
 def written(result: Result) -> str:
     """An `Explanation` or `Alignment` as JSON."""
-    example = getattr(result, "example", None)
-    content = asdict(replace(result, example=None) if example else result)
-    content.pop("example", None)
-    content |= {name: getattr(example, name) for name in OF_EXAMPLE if example}
-    if isinstance(result, Explanation):
-        content |= {"unit": result.unit, "reading": result.reading}
-    if result.verdict:
-        content["verdict"] |= {"headline": result.verdict.headline, "sentence": result.verdict.sentence}
-    return json.dumps({"schema": SCHEMA} | content, default=_plain, ensure_ascii=False)
+    content = {"schema": SCHEMA, "kind": type(result).__name__} | _plain(result)
+    return json.dumps(content, default=_plain, ensure_ascii=False)
 
 
-def _plain(value: Tensor | date) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value.isoformat()
+def _plain(value: Any) -> Any:
+    """A tensor, a date or a dataclass as JSON has it."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, date):
+        return value.isoformat()
+    names = OF_EXAMPLE if isinstance(value, Example) else [*vars(value), *DERIVED.get(type(value), ())]
+    return {name: getattr(value, name) for name in names}
 
 
-def read(source: str | Path) -> Explanation:
-    """The explanation that was written; the arguments and errors are those of `Explanation.from_json`."""
+def read(source: str | Path) -> Any:
+    """What was written; the arguments and errors are those of `Result.from_json`."""
     text = str(source)
-    if not text.startswith("{"):
-        text = Path(source).read_text(encoding="utf-8")
-    content = json.loads(text)
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA or "value" not in content:
+    try:
+        content = json.loads(Path(text).read_text(encoding="utf-8") if os.path.isfile(text) else text)
+        return _read({SCHEMA: KINDS}[content["schema"]][content["kind"]], content)
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"expected one explanation with schema {SCHEMA}, as to_json writes it, not a table or generated text; got "
-            f"{shortened(str(source))}"
-        )
-    example = _made(Example, content, inputs={}, token_of_piece=torch.empty(0))
-    verdict, coefficients, heads = content["verdict"], content["coefficients"], content["heads"]
-    return _made(
-        Explanation,
-        content,
-        example=example,
-        scores=torch.tensor(content["scores"]),
-        day=date.fromisoformat(content["day"]),
-        verdict=verdict and _verdict(verdict),
-        coefficients=coefficients and _made(Coefficients, coefficients, values=torch.tensor(coefficients["values"])),
-        heads=heads and torch.tensor(heads),
-        rankings={name: torch.tensor(scores) for name, scores in content["rankings"].items()},
-    )
+            f"expected an explanation with schema {SCHEMA}, as to_json writes it, or the path of its file; got "
+            f"{shortened(text)!r}."
+        ) from error
 
 
-def _verdict(content: Mapping[str, Any]) -> Verdict:
-    before, after = content["before"], content["after"]
-    return _made(Verdict, content, before=_made(Prediction, before), after=after and _made(Prediction, after))
-
-
-def _made(kind: Any, content: Mapping[str, Any], **others: Any) -> Any:
-    """A dataclass of those entries that are its fields, and of others in their place."""
-    entries = {field.name: content[field.name] for field in fields(kind) if field.name in content}
-    return kind(**entries | others)
+def _read(hint: Any, value: Any) -> Any:
+    """What was written of a value with this type hint."""
+    inside = get_args(hint)
+    if isinstance(hint, UnionType):  # with None
+        return None if value is None else _read(inside[0], value)
+    if hint is Tensor:
+        return torch.tensor(value)
+    if hint is date:
+        return date.fromisoformat(value)
+    if hasattr(hint, "__dataclass_fields__"):
+        hints = get_type_hints(hint, localns=globals())
+        content = NOT_STORED | value
+        return hint(**{name: _read(inner, content[name]) for name, inner in hints.items() if name in content})
+    if isinstance(value, dict):
+        return {name: _read(inside[-1], each) for name, each in value.items()}
+    return value

@@ -39,9 +39,9 @@ def test_one_text_gives_its_scores_by_word():
     torch.testing.assert_close(found.scores, example.by_token(expected))
     assert found.value == pytest.approx(model()(**example.inputs).logits[0, 1].item(), abs=1e-5)
     read = json.loads(json.dumps(found.to_dict()))
-    assert (read["tokens"], read["scores"]) == (found.tokens, pytest.approx(found.scores.tolist()))
+    assert (read["example"]["tokens"], read["scores"]) == (found.tokens, pytest.approx(found.scores.tolist()))
     assert (read["definition"], found.reading.partition(" AttnLRP")[0]) == 2 * ("y is the logit of positive.",)
-    assert (read["method"], read["special"]) == ("attnlrp", [True, False, False, False, False, True])
+    assert (read["method"], read["example"]["special"]) == ("attnlrp", [True, False, False, False, False, True])
 
 
 def test_a_model_of_transformers_is_explained_as_its_signed_counterpart_and_is_the_same_afterwards():

@@ -249,7 +249,7 @@ def test_the_command_explains_an_image_with_a_text(tmp_path):
         ("clip", (picture(), []), "at least one word"),
         ("llava", (picture(), CLASSES), "expected an image and a text"),
         ("text", picture(), "expected a text"),
-        ("image", (picture(), "a cat"), "expected the path of an image or a PIL image, got a tuple"),
+        ("image", (picture(), "a cat"), "expected the path of an image or a PIL image, without a text"),
     ],
 )
 def test_inputs_of_another_kind_are_named(model, inputs, named):

@@ -105,7 +105,7 @@ def test_a_row_of_tensors_is_explained_piece_by_piece_as_the_model_reads_it(wrap
 
 def test_the_command_explains_a_pair(tmp_path):
     folder = saved(model(), words(), tmp_path / "model")
-    command = ["explain", str(folder), PAIR[0], "--pair", PAIR[1], "--output", str(tmp_path / "out")]
+    command = ["explain", str(folder), PAIR[0], "--text", PAIR[1], "--output", str(tmp_path / "out")]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert "film (2 of 2)" in result.output
     assert "<small>text 2</small>" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def test_the_command_explains_a_pair(tmp_path):
     ("inputs", "named"),
     [
         (("good", " "), "at least one word, got 'good' and ' '"),
-        (("good", 3), r"or a pair of texts as a tuple; got \('good', 3\)"),
+        (("good", 3), r"or a pair of texts as a tuple \(one --text\); got \('good', 3\)"),
         (("good", "bad", "film"), r"got \('good', 'bad', 'film'\)"),
         ({"text": "good"}, r"expected input_ids of one row .* got None"),
         (tokenizer()(["good", "bad"], return_tensors="pt"), r"of one row .* got tensor\("),

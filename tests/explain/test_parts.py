@@ -198,16 +198,15 @@ def test_messages_are_refused_without_a_chat_template_and_without_contents(chat_
             conversation(chat_tokenizer, [message])
 
 
-def test_the_command_line_explains_a_message_or_a_file_of_messages(chat_model, chat_tokenizer, tmp_path, monkeypatch):
+def test_the_command_line_explains_a_message_or_messages_in_json(chat_model, chat_tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in (chat_model, chat_tokenizer):
         part.save_pretrained("chat")
-    (tmp_path / "question.json").write_text(json.dumps(QUESTION))
-    for given, expected in (("Was it good?", "user: Was it good?"), ("question.json", "system: Be brief.")):
+    (tmp_path / "question.json").write_text(json.dumps(QUESTION, indent=2))
+    for given, expected in (("Was it good?", "user: Was it good?"), ("--file=question.json", "system: Be brief.")):
         options = ["--chat", "--segments", "messages", "--method", "erasure"]
         result = CliRunner().invoke(app, ["explain", "chat", given, *options], catch_exceptions=False)
         assert expected in result.output
-    for text in ("{}", "{"):
-        (tmp_path / "question.json").write_text(text)
-        result = CliRunner().invoke(app, ["explain", "chat", "question.json", "--chat"])
-        assert "expected a list of messages" in result.output
+    for text in ("question.json", '[{"role": "user"}]', "[{"):
+        result = CliRunner().invoke(app, ["explain", "chat", text, "--chat"], catch_exceptions=False)
+        assert (result.exit_code, result.output.splitlines()[-1].startswith("error: expected ")) == (2, True)

@@ -117,7 +117,7 @@ def test_a_named_answer_is_explained_beside_the_predicted_one(model):
 
 def test_the_command_explains_a_question_of_a_checkpoint(model, tmp_path):
     folder = saved(model, tokenizer(), tmp_path / "model")
-    command = ["explain", folder, PAIR[0], "--pair", PAIR[1], "--target", "un good", "--output", tmp_path / "out"]
+    command = ["explain", folder, PAIR[0], "--text", PAIR[1], "--target", "un good", "--output", tmp_path / "out"]
     result = CliRunner().invoke(app, list(map(str, command)), catch_exceptions=False)
     assert '"un good", ' in result.output
     assert "<small>context</small>" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_the_command_explains_a_question_of_a_checkpoint(model, tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "options", "named"),
     [
-        ("a good film", {}, r"expected a question and its context .* \(--pair CONTEXT\)"),
+        ("a good film", {}, r"expected a question and its context .* \(--text CONTEXT\)"),
         (PAIR, {"target": "fil"}, "a target that occurs in the context, .* got 'fil'"),
         (PAIR, {"instead_of": "film"}, "choose another answer by target alone"),
         (("a good " * 5, "film"), {}, "the question has 10 tokens; with its context the model reads at most 12"),

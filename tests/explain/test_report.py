@@ -25,7 +25,7 @@ def test_it_writes_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
     assert "\x1b" not in result.stdout
     assert "Loading" in result.stderr
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
-    assert f"Saved with the details: {tmp_path}" in result.output
+    assert f"Saved: {tmp_path}" in result.output
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert ("&lt;script&gt;" in page, "<script" in page) == (True, False)
     assert "Contribution of each layer and head" in page.partition("<details>")[2]
@@ -42,7 +42,7 @@ def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path)
     (tmp_path / "review.txt").write_text(f"{TEXT}\n", encoding="utf-8-sig")
     for file, stdin in ((tmp_path / "review.txt", None), ("-", f"{TEXT}\r\n")):
         result = run(checkpoint, "--file", file, "--json", stdin=stdin)
-        assert json.loads(result.stdout)["text"] == TEXT
+        assert json.loads(result.stdout)["example"]["text"] == TEXT
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,21 @@ def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path)
             ("{folder}", "absent.PNG"),
             "got the file name absent.PNG; BidirBertForSequenceClassification is a model of texts",
         ),
-        (("{folder}", "{folder}/texts.json", "--chat"), 'a list of messages {"role": "user"'),
+        (("{folder}", "{folder}/texts.json", "--chat"), "texts.json; BidirBertForSequenceClassification is a model of"),
+        (("{folder}", TEXT, "--chat"), "has no chat template"),
         (("{folder}",), "either a text (or the path of an image or a table) or --file"),
         (("{folder}", TEXT, "--file", "{folder}/config.json"), "or --file with a text."),
         (("{folder}", "--file", "{folder}/absent.txt"), "absent.txt"),
+        (("{folder}", "--file", "{folder}/latin-1.txt"), "expected a text in UTF-8 in "),
+        (("{folder}", TEXT, "--text", "a", "--text", "b"), "(one --text)"),
+        (("{digits}", DIGITS / "example.png", "--text", "a"), "--text"),
+        (("{folder}", TEXT, "--position", "2"), "leave out position (--position)"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, named):
     (checkpoint / "texts.json").write_text('["hi"]', encoding="utf-8")
-    source, *others = (word.format(folder=checkpoint, digits=DIGITS) for word in words)
+    (checkpoint / "latin-1.txt").write_text("café", encoding="latin-1")
+    source, *others = (str(word).format(folder=checkpoint, digits=DIGITS) for word in words)
     result = run(source, "--output", tmp_path / "out", *others)
     *_, last = result.output.splitlines()
     assert (result.exit_code, last.startswith("error: "), named in last) == (2, True, True), result.output

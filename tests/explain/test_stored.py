@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from transformers import ViTImageProcessor
 
-from hf_bidir.explain import Explanation, explain
+from hf_bidir.explain import Alignment, Explanation, explain
 from tests.explain.conftest import NAMES, bert, family, picture, tokenizer, vit
 
 TEXT = "a  unbelievably good film"
@@ -26,7 +26,7 @@ def test_an_explanation_that_is_read_again_prints_and_pages_the_same(options, tm
 
 
 def test_words_have_their_characters_in_the_text():
-    content = json.loads(explained().to_json())
+    content = json.loads(explained().to_json())["example"]
     first, *words, last = zip(content["tokens"], content["places"], content["special"], strict=True)
     assert (first[1:], last[1:]) == ((None, True), (None, True))
     assert content["text"] == TEXT
@@ -36,7 +36,7 @@ def test_words_have_their_characters_in_the_text():
 def test_patches_have_their_pixels_and_are_drawn_without_the_image():
     processor = ViTImageProcessor(size={"height": 8, "width": 8})
     found = explain(vit(), processor, picture())
-    content = found.to_dict()
+    content = found.to_dict()["example"]
     assert (content["places"][0], content["places"][1], content["places"][-1]) == (None, [0, 0, 2, 2], [6, 6, 8, 8])
     again = Explanation.from_json(found.to_json())
     assert str(again) == str(found)
@@ -44,16 +44,27 @@ def test_patches_have_their_pixels_and_are_drawn_without_the_image():
     assert first.get_title() == "The image is not stored."
 
 
-def test_generated_text_is_written_but_not_read():
-    language_model = family("GPT2LMHeadModel", **GPT)
-    found = explain(language_model, tokenizer(), "a good", continuation="film !")
-    written = found.to_dict()
-    assert (written["written"][:2], len(written["scores"]["Δy"])) == (["film", "!"], len(written["written"]))
-    with pytest.raises(ValueError, match="not a table or generated text"):
-        Explanation.from_json(found.to_json())
+@pytest.mark.parametrize("options", [{"continuation": "film !"}, {"new_tokens": 2}])
+def test_generated_text_is_read_again(options):
+    found = explain(family("GPT2LMHeadModel", **GPT), tokenizer(), "a good", **options)
+    again = Alignment.from_json(found.to_json())
+    assert (str(again), again.page(), again.to_json()) == (str(found), found.page(), found.to_json())
 
 
-@pytest.mark.parametrize("source", ['{"schema": 2, "value": 1}', "{}", '{"schema": 1}'])
-def test_other_json_is_refused(source):
-    with pytest.raises(ValueError, match=r"with schema 1, as to_json writes it, not a table or generated text; got \{"):
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "no JSON",
+        "[]",
+        "1",
+        "{}",
+        '{"schema": 2, "kind": "Explanation"}',
+        '{"schema": 1, "kind": "Alignment"}',
+        "absent.json",
+        "x" * 5000,
+    ],
+)
+def test_everything_else_is_one_error(source):
+    with pytest.raises(ValueError, match=r"^expected an explanation with schema 1, as to_json writes it, .* got "):
         Explanation.from_json(source)

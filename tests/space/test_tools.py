@@ -64,7 +64,7 @@ def test_a_text_is_explained_with_the_numbers_of_the_library_by_both_models(call
     first, second = json.loads(text)["models"]
     assert (first["model"], second["model"]) == ("sst2-rnn-tanhmax", "sst2-rnn-softmax")
     expected = explain(*load_checkpoint(FILMS[0]), SENTENCES[1], "contributions", target="negative")
-    assert first["tokens"] == expected.tokens
+    assert first["example"]["tokens"] == expected.tokens
     assert first["scores"] == pytest.approx(expected.scores.tolist(), abs=1e-5)
     assert first["summary"] == expected.summary()
 

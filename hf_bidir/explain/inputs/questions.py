@@ -30,7 +30,7 @@ def read_question(model: PreTrainedModel, tokenizer: Any, text: Text, limit: int
     """
     if not text.pair or (request.position, request.instead_of) != (None, None):
         raise ValueError(
-            f"expected a question and its context for {type(model).__name__}, as a tuple (--pair CONTEXT); choose "
+            f"expected a question and its context for {type(model).__name__}, as a tuple (--text CONTEXT); choose "
             "another answer by target alone."
         )
     asked = len(tokenizer(text.pair[0], add_special_tokens=False)["input_ids"])

@@ -109,7 +109,10 @@ class Example:
         return [index for index, special in enumerate(self.special) if not special]
 
     def place_of(self, word: str) -> int:
-        """The position of the first piece of a word, which may be named "the (2 of 3)"; −1 unless there is one such."""
+        """The position of the first piece of a word, which may be named "the (2 of 3)", or a number; −1 unless there is
+        one such."""
+        if word.isdecimal():
+            return int(word)
         names = zip(self.tokens, told_apart(self.tokens), strict=True)
         places = [place for place, spelled_as in enumerate(names) if word in spelled_as]
         return self.token_of_piece.tolist().index(places[0]) if len(places) == 1 else -1
