@@ -45,9 +45,10 @@ def explain_rows(
     """
     if output.exists():
         raise ValueError(f"expected a new file for --output; {output} exists. Choose another name, or move it away.")
-    table, request = read_table(str(source)), Request(**{"budget": 0} | choices)
+    request = Request(**{"budget": 0} | choices)
+    table = read_table(str(source))
     names = table.column_names
-    if not set(columns) <= set(names) or set(ADDED) & set(names):
+    if set(columns) - set(names) or set(ADDED) & set(names):
         raise ValueError(
             f"expected the columns {', '.join(columns)} (--column) in {source}, and none of those that are added "
             f"({', '.join(ADDED)}); got {', '.join(names)}."
@@ -81,7 +82,7 @@ def _write_parts(folder: Path, table: Any, inputs_of: Callable, explained: Calla
                 continue
             bar.update(start - bar.n)
             chosen = table.select(range(len(table))[start : start + PART])
-            rows = dict(enumerate(chosen, start + 1))
+            rows = dict(enumerate(chosen, start + 1))  # by number from 1
             by_length = sorted(rows, key=lambda number: len(str(inputs_of(rows[number]))))
             inputs = [inputs_of(rows[number]) for number in by_length]
             for number, outcome in zip(by_length, explained(inputs), strict=True):
@@ -96,7 +97,8 @@ def _added(outcome: Any, number: int, top: int) -> dict[str, Any]:
     if isinstance(outcome, Exception):
         tqdm.write(f"row {number}: {outcome}", file=sys.stderr)
         return {"error": str(outcome)}
-    listings, content = [outcome.listing], outcome.to_dict()
+    content = outcome.to_dict()
+    listings = [outcome.listing]
     if outcome.is_generated:  # several predictions, with a line each
         listings = map(outcome.row_of, next(iter(outcome.scores.values())))
         content["prediction"] = "\n".join(outcome.written)

@@ -10,11 +10,11 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.alignment import Alignment
-from hf_bidir.explain.coefficients import Coefficients  # noqa: F401 (in a type hint)
-from hf_bidir.explain.inputs.text import Example, shortened
-from hf_bidir.explain.result import Explanation, Result
-from hf_bidir.explain.verdict import Verdict
+from .alignment import Alignment
+from .coefficients import Coefficients  # noqa: F401 (in a type hint)
+from .inputs.text import Example, shortened
+from .result import Explanation, Result
+from .verdict import Verdict
 
 SCHEMA = 1
 KINDS = {"Explanation": Explanation, "Alignment": Alignment}
