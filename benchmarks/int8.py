@@ -6,8 +6,8 @@ split of a language model.
     python benchmarks/int8.py --data-dir DIR    # DIR/sst2/test.parquet, imdb/test.parquet, fashion_mnist/
     python benchmarks/int8.py --data-dir DIR --checkpoints model_cards/digits-*
 
-Checkpoints without weights are left out; `make checkpoints` trains them. Others can be named, such as the models of
-research/explanations/models.py, if the name of their folder starts with that of their data.
+Adapters and checkpoints without weights are left out; `make checkpoints` trains the latter. Others can be named, such
+as the models of research/explanations/models.py, if the name of their folder starts with that of their data.
 """
 
 import shutil

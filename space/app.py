@@ -38,7 +38,7 @@ def main() -> None:
 
 def found_here() -> list[str]:
     """The checkpoints of the repository that have weights, one per name, the one that the page opens with first."""
-    weights = [file for folder in WEIGHTS for file in ROOT.glob(f"{folder}/*/model.safetensors")]
+    weights = [file for folder in WEIGHTS for file in ROOT.glob(f"{folder}/*/*model.safetensors")]  # adapters too
     folders = {file.parent.name: str(file.parent) for file in weights}
     names = sorted(folders, key=lambda name: (not name.startswith(OPENS_WITH), name))
     return [folders[name] for name in names]

@@ -1,7 +1,8 @@
 """An endpoint that answers many requests with one batch: a text classifier, or embeddings of sentences.
 
     pip install -e '.[sentences]' litserve     # the extra is for --embed
-    python docs/examples/serve.py model_cards/sst2-minilm-tanhmax
+    hf-bidir merge model_cards/sst2-minilm-tanhmax runs/sst2        # an adapter, whose base does not know the classes
+    python docs/examples/serve.py runs/sst2
     python docs/examples/serve.py runs/minilm-signed --embed        # a folder of sentence-transformers
 
     curl localhost:8000/predict -H 'Content-Type: application/json' -d '{"text": "a charming film"}'

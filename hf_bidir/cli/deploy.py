@@ -51,7 +51,8 @@ def quantise(
     accuracy.
 
     \b
-    hf-bidir quantise model_cards/sst2-minilm-tanhmax runs/sst2-int8
+    hf-bidir merge model_cards/sst2-minilm-tanhmax runs/sst2    (an adapter is merged first)
+    hf-bidir quantise runs/sst2 runs/sst2-int8
     hf-bidir evaluate runs/sst2-int8 --data sst2/test.parquet
     """
     with running("int8"):
