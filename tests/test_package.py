@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 import hf_bidir
 
 ROOT = Path(__file__).parents[1]
-LARGE = tuple(f"model_cards/{name}-tanhmax/model.safetensors" for name in ("cifar10-dinov2", "minilm", "sst2-minilm"))
+LARGE = tuple(f"model_cards/{name}-tanhmax/model.safetensors" for name in ("cifar10-dinov2", "minilm"))
 EXCLUDED = (".ci/", ".github/", ".pre-commit-config.yaml", *LARGE)
 EXTRA_PACKAGES = ("PIL", "accelerate", "captum", "datasets", "gradio", "matplotlib", "scipy", "timm")
 
