@@ -52,7 +52,6 @@ class Alignment(Result):
     """Generated tokens or other predictions, and for each of them a number per source token.
 
     Attributes:
-        example: the source tokens; for a causal model, the prompt and all generated tokens but the last.
         written: the generated tokens in order, or the other predictions.
         row: what a row is of.
         explained: the generated text, or the predictions, in words.
@@ -66,7 +65,6 @@ class Alignment(Result):
 
     is_generated: ClassVar = True
 
-    example: Example
     written: list[str]
     explained: str
     reading: str
@@ -79,7 +77,7 @@ class Alignment(Result):
 
     @property
     def source(self) -> list[str]:
-        """The names of the source tokens."""
+        """The source tokens; for a causal model, the prompt and all generated tokens but the last."""
         return self.example.tokens
 
     @property
@@ -94,16 +92,10 @@ class Alignment(Result):
             return self.written
         return [f"{word} ({percent(share)})" for word, share in zip(self.written, self.probabilities, strict=True)]
 
-    def row_of(self, scores: Tensor) -> Listing:
-        """The source tokens with the scores of a row, `[source]`."""
-        has_signs, example = METHODS[self.method].explains_output, self.example
-        return Listing(self.source, scores, example.special, example.template, has_signs, example.texts)
-
     @property
     def listing(self) -> Listing | None:
         """The tokens of a prompt with the sums of their first scores over all rows."""
-        first, *_ = self.scores.values()
-        return self.row_of(first.sum(0)).part(0, self.first_length) if self.summed else None
+        return self.row_of(self.scores[self.unit].sum(0)).part(0, self.first_length) if self.summed else None
 
     def by_sentence(self) -> list[tuple[str, str, Listing]]:
         """The name, the sum as text and the tokens of each sentence of a prompt."""
@@ -115,12 +107,12 @@ class Alignment(Result):
         heading = "Largest magnitude first:"
         if self.grows:
             heading = "Each generated token, explained by the prompt │ by what was generated before it:"
-        first_scores = next(iter(self.scores.values()))
-        rows = [f"{shortened(word):>16}  {self._row(row)}" for word, row in zip(self.rows, first_scores, strict=True)]
+        rows = zip(self.rows, self.scores[self.unit], strict=True)
+        lines = [f"{shortened(word):>16}  {self._row(scores)}" for word, scores in rows]
         if not self.sentences:
-            return [heading, *rows]
+            return [heading, *lines]
         sums = [f"{total:>8}  {name}" for name, total, _ in self.by_sentence()]
-        return ["By sentence:", *sums, heading, *rows]
+        return ["By sentence:", *sums, heading, *lines]
 
     def _row(self, scores: Tensor) -> str:
         """The source tokens of largest magnitude `[source]`, those of a prompt before those generated."""
@@ -227,13 +219,7 @@ def table_of(cache: ForwardCache, processor: Any, request: Request, words: Seque
     )
 
 
-def explain_generated(model: PreTrainedModel, tokenizer: Any, example: Example, request: Request) -> Alignment:
-    """The alignment of what an encoder-decoder generates, or of what follows a prompt, once the request is checked."""
-    explained = _translated if model.config.is_encoder_decoder else _continued
-    return explained(model, tokenizer, example, request)
-
-
-def _translated(model: PreTrainedModel, tokenizer: Any, example: Example, request: Request) -> Alignment:
+def translated(model: PreTrainedModel, tokenizer: Any, example: Example, request: Request) -> Alignment:
     """Generate text greedily, and explain each generated token by the source tokens.
 
     Their contributions are `a · ∂y/∂a`, summed over the layers and heads of cross-attention. `y` is the generated
@@ -306,7 +292,7 @@ def _crossing_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
     return outputs.logits[0], maps
 
 
-def _continued(model: PreTrainedModel, tokenizer: Any, example: Example, request: Request) -> Alignment:
+def continued(model: PreTrainedModel, tokenizer: Any, example: Example, request: Request) -> Alignment:
     """Explain each token after a prompt, of a given text or of the generated one, by the tokens before it.
 
     One row per following token, over the prompt and the tokens generated before it, and 0 for later tokens.

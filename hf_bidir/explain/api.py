@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
-from hf_bidir.explain.alignment import Alignment, answer_of, explain_generated, outputs_of, table_of
+from hf_bidir.explain.alignment import Alignment, answer_of, continued, outputs_of, table_of, translated
 from hf_bidir.explain.forward import ForwardCache, names_tokens, reads_image_text, reads_images, takes_embedding
 from hf_bidir.explain.inputs.image import read_image
 from hf_bidir.explain.inputs.image_text import ImageText, ImageTextCache, read_image_text
@@ -75,7 +75,8 @@ def explain(
         with request.checked(model, processor) as model:
             example = read(model, processor, inputs, request)
             if (model.config.is_encoder_decoder or request.generates) and not isinstance(example, ImageText):
-                return explain_generated(model, processor, example, request)
+                generated = translated if model.config.is_encoder_decoder else continued
+                return generated(model, processor, example, request)
             return next(_explanations(model, processor, [example], request))
     inputs = list(_several(inputs))
     if not inputs:

@@ -36,6 +36,7 @@ class Result:
     """Base of `Explanation` and `Alignment`: prints a summary, draws a figure and a page, and displays in notebooks.
 
     Attributes:
+        example: the inputs, with a name for every token.
         method: a name of `METHODS`.
         model: folder or name of the model; empty for one that was made in memory.
         version, day: the version of hf_bidir, and the day.
@@ -45,12 +46,22 @@ class Result:
 
     is_generated: ClassVar = False  # whether the scores are of generated tokens, a row each
 
+    example: Example
     method: str
     model: str = ""
     version: str = __version__
     day: date = field(default_factory=date.today)
     verdict: "Verdict | None" = None
     notes: Sequence[str] = ()
+
+    @property
+    def unit(self) -> str:
+        return METHODS[self.method].unit
+
+    def row_of(self, scores: Tensor) -> Listing:
+        """The tokens with these scores."""
+        example, has_signs = self.example, METHODS[self.method].explains_output
+        return Listing(example.tokens, scores, example.special, example.template, has_signs, example.texts)
 
     def summary(self: Any, top: int = LISTED) -> str:
         """The prediction, the tokens of largest magnitude, what the numbers are, the verdict or rows, and notes."""
@@ -118,14 +129,12 @@ class Explanation(Prediction, Result):
     It is read, printed and drawn in one order: `explained`, the scores, `reading`, the verdict, notes.
 
     Attributes:
-        example: the inputs, with a name for every token.
         layer, head: as in `token_scores`.
         scores: `[tokens]`, one per word or patch; special tokens included.
         coefficients, heads, rankings: details, if they were asked for: the coefficients of one head; the contributions
             of each layer and head, summed over all tokens, `[layers, heads]`; and the scores of rollout and flow.
     """
 
-    example: Example
     layer: int | None
     head: int | None
     scores: Tensor
@@ -137,10 +146,6 @@ class Explanation(Prediction, Result):
     def tokens(self) -> list[str]:
         """Words as spelled in the text, or names of patches, one for each score."""
         return self.example.tokens
-
-    @property
-    def unit(self) -> str:
-        return METHODS[self.method].unit
 
     @property
     def is_whole(self) -> bool:
@@ -166,9 +171,7 @@ class Explanation(Prediction, Result):
     @property
     def listing(self) -> Listing:
         """The tokens with their scores."""
-        has_signs = METHODS[self.method].explains_output
-        example = self.example
-        return Listing(self.tokens, self.scores, example.special, example.template, has_signs, example.texts)
+        return self.row_of(self.scores)
 
 
 class Explanations(list):

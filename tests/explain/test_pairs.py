@@ -6,12 +6,10 @@ import pytest
 import torch
 from tokenizers import normalizers
 from transformers import BatchEncoding
-from typer.testing import CliRunner
 
 from hf_bidir import unsigned
-from hf_bidir.cli import app
 from hf_bidir.explain import Explanation, explain, explain_each
-from tests.explain.conftest import NAMES, bert, family, saved, tokenizer
+from tests.explain.conftest import NAMES, bert, family, tokenizer
 
 PAIR = ("a unbelievably good film", "bad film")
 
@@ -101,14 +99,6 @@ def test_a_row_of_tensors_is_explained_piece_by_piece_as_the_model_reads_it(wrap
     assert (found.explained, found.example.special.count(True)) == (text.explained, 3)
     (alone,) = explain(model(), words(), [tensors], "contributions")
     torch.testing.assert_close(alone.scores, found.scores)
-
-
-def test_the_command_explains_a_pair(tmp_path):
-    folder = saved(model(), words(), tmp_path / "model")
-    command = ["explain", str(folder), PAIR[0], "--text", PAIR[1], "--output", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "film (2 of 2)" in result.output
-    assert "<small>text 2</small>" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,9 @@ def score_grid(
     numbers = [scale.number(value) if abs(value) >= smallest else "" for value in grid.flat]
     width = max(0.45 * len(columns) + 2.6, 6)  # inches
     figure, panel = _draw_cells((width, 0.3 * len(rows) + 1.9), grid, numbers, scale, unit)
-    panel.set_xticks(range(len(columns)), [shortened(name, 14) for name in columns], rotation=90, parse_math=False)
+    panel.set_xticks(
+        range(len(columns)), [shortened(visible(name), 14) for name in columns], rotation=90, parse_math=False
+    )
     panel.set_yticks(range(len(rows)), [shortened(name, 20) for name in rows], parse_math=False)
     panel.xaxis.tick_top()
     return finish(figure, caption)
@@ -191,20 +193,22 @@ def score_grid(
 def draw_words(listing: Listing, unit: str, scale: Scale, figure: Canvas | None = None) -> Canvas:
     """Texts in lines of `WORDS`, each word with its number in a cell of its colour; of a long text the parts around
     the strongest words."""
-    labels: list[str] = []
-    values: list[float] = []
+    cells: list[tuple[str, float]] = []
     for title, text in listing.by_text():
-        rest = -len(labels) % WORDS  # of the line of the text before
-        labels += [""] * rest + [f"{title}:"] * bool(title)
-        values += [np.nan] * rest + [0] * bool(title)
-        names, scores, numbered = text.tokens, text.scores.tolist(), text.numbered
+        cells += [("", np.nan)] * (-len(cells) % WORDS)  # the rest of the line of the text before
+        cells += [(f"{title}:", 0)] * bool(title)
+        numbered = text.numbered
         for index in _excerpt(text):
-            name = "…" if index is None else visible(shortened(names[index], 14))
-            labels.append(f"{name}\n{scale.number(scores[index])}" if index in numbered else name)
-            values.append(0 if index is None else scores[index])
-    lines = ceil(len(labels) / WORDS)
+            if index is None:
+                cells.append(("…", 0))
+                continue
+            score = text.scores[index].item()
+            number = f"\n{scale.number(score)}" if index in numbered else ""
+            cells.append((f"{visible(shortened(text.tokens[index], 14))}{number}", score))
+    labels, values = zip(*cells, strict=True)
+    lines = ceil(len(cells) / WORDS)
     grid = np.full((lines, WORDS), np.nan)
-    grid.flat[: len(values)] = values
+    grid.flat[: len(cells)] = values
     figure, panel = _draw_cells((10, 0.5 * lines + 1.4), grid, labels, scale, unit, figure)
     panel.set_axis_off()
     return figure

@@ -159,7 +159,7 @@ def _heads(result: Any) -> Section:
 
 def _totals(result: Any) -> Section:
     """The prompt with the sums over all generated tokens, a line for each of its sentences."""
-    section = _section(result, "", next(iter(result.scores)), result.listing)
+    section = _section(result, "", result.unit, result.listing)
     if not result.sentences:
         return section
     lines = [Line(total, part) for _, total, part in result.by_sentence()]

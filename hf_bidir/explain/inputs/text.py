@@ -221,7 +221,7 @@ def _by_words(tokenizer: Any, text: Text, encoding: Any, row: int, inputs: dict[
     """The example whose tokens are words and segments, by character offsets."""
     pieces, owners = tokenizer.convert_ids_to_tokens(encoding["input_ids"][row]), encoding.sequence_ids(row)
     words = list(zip(owners, encoding.word_ids(row), strict=True))
-    firsts = [_first_visible(text.content, *place) for place in offsets_of(text, encoding, row)]
+    firsts = [first for first, _ in offsets_of(text, encoding, row)]
     begun = dict(zip(reversed(words), reversed(firsts), strict=True))
     starts = _starts(text, begun.values())
     named = [_named(text, *bounds) for bounds in pairwise(starts)]
@@ -267,19 +267,15 @@ def _named(text: Text, start: int, end: int) -> tuple[str, bool, Place]:
 
 
 def offsets_of(text: Text, encoding: Any, row: int) -> list[tuple[int, int]]:
-    """The first character of each piece in the whole text, and the one after its last."""
+    """The first visible character of each piece in the whole text, or its first one, and the one after its last."""
     second = len(text.pair[0]) + 1 if text.pair else 0  # first character of the second text
-    starts = [second * (owner or 0) for owner in encoding.sequence_ids(row)]
-    return [
-        (start + first, start + end)
-        for (first, end), start in zip(encoding["offset_mapping"][row], starts, strict=True)
-    ]
-
-
-def _first_visible(text: str, start: int, end: int) -> int:
-    """The first visible character of a piece, or its first one."""
-    piece = text[start:end]
-    return end - len(piece.lstrip()) if piece.strip() else start
+    places = []
+    for (first, end), owner in zip(encoding["offset_mapping"][row], encoding.sequence_ids(row), strict=True):
+        start = second * (owner or 0)
+        piece = text.content[start + first : start + end]
+        visible_part = piece.lstrip() or piece
+        places.append((start + end - len(visible_part), start + end))
+    return places
 
 
 def _starts(text: Text, begun: Iterable[int]) -> list[int]:
