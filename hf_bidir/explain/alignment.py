@@ -15,10 +15,12 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, device_of, kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, forward_pass
-from hf_bidir.explain.inputs.image_text import ImageTextCache
-from hf_bidir.explain.inputs.parts import segmented
-from hf_bidir.explain.inputs.text import (
+from hf_bidir.modeling.signed_layers import signed_layers
+
+from .forward import ForwardCache, attends_between_tokens, forward_pass
+from .inputs.image_text import ImageTextCache
+from .inputs.parts import segmented
+from .inputs.text import (
     Example,
     Text,
     check_prompt,
@@ -28,13 +30,12 @@ from hf_bidir.explain.inputs.text import (
     told_apart,
     visible,
 )
-from hf_bidir.explain.listing import Listing
-from hf_bidir.explain.methods import scored, sink_note
-from hf_bidir.explain.readout import predictions, readout_of
-from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.request import Request
-from hf_bidir.explain.result import Result
-from hf_bidir.modeling.signed_layers import signed_layers
+from .listing import Listing
+from .methods import scored, sink_note
+from .readout import predictions, readout_of
+from .registry import METHODS
+from .request import Request
+from .result import Result
 
 IN_ROW = 5  # tokens in the row of a generated token
 NO_VERDICT = "There is no verdict: it would need a single prediction, and each row is one."

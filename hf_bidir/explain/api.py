@@ -14,18 +14,19 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
-from hf_bidir.explain.alignment import Alignment, answer_of, continued, outputs_of, table_of, translated
-from hf_bidir.explain.forward import ForwardCache, names_tokens, reads_image_text, reads_images, takes_embedding
-from hf_bidir.explain.inputs.image import read_image
-from hf_bidir.explain.inputs.image_text import ImageText, ImageTextCache, read_image_text
-from hf_bidir.explain.inputs.parts import conversation, segmented
-from hf_bidir.explain.inputs.questions import read_question
-from hf_bidir.explain.inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
-from hf_bidir.explain.methods import scored, sink_note
-from hf_bidir.explain.readout import predictions, readout_of
-from hf_bidir.explain.request import Request, methods_of
-from hf_bidir.explain.result import Explanation, Explanations
-from hf_bidir.explain.verdict import OPPOSITE, baseline_note, verdict_of
+
+from .alignment import Alignment, answer_of, continued, outputs_of, table_of, translated
+from .forward import ForwardCache, names_tokens, reads_image_text, reads_images, takes_embedding
+from .inputs.image import read_image
+from .inputs.image_text import ImageText, ImageTextCache, read_image_text
+from .inputs.parts import conversation, segmented
+from .inputs.questions import read_question
+from .inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
+from .methods import scored, sink_note
+from .readout import predictions, readout_of
+from .request import Request, methods_of
+from .result import Explanation, Explanations
+from .verdict import OPPOSITE, baseline_note, verdict_of
 
 ONE = str | Path | Image.Image | tuple | Mapping
 RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, for at most so many tokens
@@ -275,8 +276,8 @@ def _cache_of(
 
 def _details(cache: ForwardCache, example: Example, request: Request) -> dict[str, Any]:
     """What a page folds, by name."""
-    from hf_bidir.explain.coefficients import head_of_query
-    from hf_bidir.explain.methods.contributions import head_contributions
+    from .coefficients import head_of_query
+    from .methods.contributions import head_contributions
 
     rankings = {}
     for name, longest in RANKINGS.items():

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.forward import ForwardCache, pools_tokens
-from hf_bidir.explain.inputs.text import Example, told_apart
-from hf_bidir.explain.methods.attention import from_source, source_of
-from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
+
+from .forward import ForwardCache, pools_tokens
+from .inputs.text import Example, told_apart
+from .methods.attention import from_source, source_of
+from .request import Request
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,9 +23,10 @@ from hf_bidir.checkpoints.kinds import (
 )
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.explain.inputs.text import Example
-from hf_bidir.explain.signed_maps import reader_of
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from .inputs.text import Example
+from .signed_maps import reader_of
 
 OF_PLACES = re.compile("Detection|Segmentation|Matting|Depth|Pose|Keypoint")  # in the names of heads
 

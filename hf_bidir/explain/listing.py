@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import NEGLIGIBLE, signed, told_apart
+from .inputs.text import NEGLIGIBLE, signed, told_apart
 
 LISTED = 10  # tokens in a list
 LONG = 40  # tokens of a text from which on only so many carry a number

@@ -14,10 +14,11 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.explain.forward import ForwardCache, names_tokens, reads_image_text, takes_embedding, token_positions
-from hf_bidir.explain.inputs.text import Answer, percent, signed, spelled, visible
-from hf_bidir.explain.request import Request, Target, check_position
 from hf_bidir.modeling.activations import upcast
+
+from .forward import ForwardCache, names_tokens, reads_image_text, takes_embedding, token_positions
+from .inputs.text import Answer, percent, signed, spelled, visible
+from .request import Request, Target, check_position
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
 SPAN = (1, 0, 0, 1)  # weights of start and end logit at the first token of an answer, and of both at the last one

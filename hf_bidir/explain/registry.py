@@ -9,8 +9,8 @@ from hf_bidir.common.extras import extra
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hf_bidir.explain.forward import ForwardCache
-    from hf_bidir.explain.request import Request
+    from .forward import ForwardCache
+    from .request import Request
 
 NO_PASS = "none"
 LAYER_DEFAULT = "contributions"

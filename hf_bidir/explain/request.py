@@ -11,7 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.signing import as_signed, unwrapped
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.explain.forward import (
+
+from .forward import (
     attends_between_tokens,
     check_kind,
     pools_tokens,
@@ -20,9 +21,9 @@ from hf_bidir.explain.forward import (
     takes_embedding,
     writes_about_images,
 )
-from hf_bidir.explain.inputs.parts import Segments
-from hf_bidir.explain.inputs.text import Example, shortened, spelled
-from hf_bidir.explain.registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
+from .inputs.parts import Segments
+from .inputs.text import Example, shortened, spelled
+from .registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 
 ENCODERS = "sentence encoders: folders of sentence-transformers, as load_checkpoint loads them"
 SINGLE = "a single prediction for a text or an image"

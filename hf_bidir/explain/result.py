@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from hf_bidir import __version__
-from hf_bidir.explain.inputs.text import Example, shortened, visible
-from hf_bidir.explain.listing import LISTED, Listing
-from hf_bidir.explain.readout import Prediction
-from hf_bidir.explain.registry import METHODS
+
+from .inputs.text import Example, shortened, visible
+from .listing import LISTED, Listing
+from .readout import Prediction
+from .registry import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hf_bidir.explain.coefficients import Coefficients
-    from hf_bidir.explain.verdict import Verdict
+    from .coefficients import Coefficients
+    from .verdict import Verdict
 
 SHOWN = 20  # explanations in a notebook
 
 
 def _drawing() -> Any:
     """The module that draws, which imports matplotlib, on first use."""
-    from hf_bidir.explain.draw import page
+    from .draw import page
 
     return page
 
@@ -89,7 +90,7 @@ class Result:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it but the model inputs as JSON, also written to a path; the schema is in docs/explanations.md."""
-        from hf_bidir.explain.stored import written
+        from .stored import written
 
         text = written(self)
         if path is not None:
@@ -110,7 +111,7 @@ class Result:
         Raises:
             ValueError: something else, or JSON of another schema.
         """
-        from hf_bidir.explain.stored import read
+        from .stored import read
 
         return read(source)
 

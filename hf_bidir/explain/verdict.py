@@ -12,12 +12,13 @@ from torch.nn.functional import cosine_similarity
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import signed, told_apart
-from hf_bidir.explain.methods.erasure import outputs_without
-from hf_bidir.explain.readout import Prediction, predictions, readout_of
-from hf_bidir.explain.request import AFFORDABLE, Request, methods_of
-from hf_bidir.explain.result import Explanation
+
+from .forward import ForwardCache
+from .inputs.text import signed, told_apart
+from .methods.erasure import outputs_without
+from .readout import Prediction, predictions, readout_of
+from .request import AFFORDABLE, Request, methods_of
+from .result import Explanation
 
 HEADLINES = ("do not rely on it", "partly", "holds")  # by the number of checks that are passed
 REMOVED_SHARE, REMOVED = 0.1, 3  # of the words or patches, and at least so many, but at most half of them
@@ -263,7 +264,7 @@ def baseline_note(cache: ForwardCache, request: Request, processor: Any) -> str:
     """
     if "{baseline}" not in request.entry.what:
         return ""
-    from hf_bidir.explain.methods.gradients import InputFunction
+    from .methods.gradients import InputFunction
 
     function = InputFunction(cache, request)
     with in_evaluation(cache.model):

@@ -47,7 +47,7 @@ def test_patches_have_their_pixels_and_are_drawn_without_the_image():
 @pytest.mark.parametrize("options", [{"continuation": "film !"}, {"new_tokens": 2}])
 def test_generated_text_is_read_again(options):
     found = explain(family("GPT2LMHeadModel", **GPT), tokenizer(), "a good", **options)
-    content = found.to_dict()
+    content = found.to_dict()["example"]
     assert [content["text"][slice(*place)] for place in content["places"] if place] == ["a", "good"]
     again = Alignment.from_json(found.to_json())
     assert (str(again), again.page(), again.to_json()) == (str(found), found.page(), found.to_json())

@@ -15,8 +15,8 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import shortened, signed, visible
-from hf_bidir.explain.listing import Listing
+from ..inputs.text import shortened, signed, visible
+from ..listing import Listing
 
 COLORS = colormaps["RdBu_r"]
 AROUND = 3  # words of a long text that are drawn on each side of those with a number

@@ -15,7 +15,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hf_bidir.common.files import replacing
-from hf_bidir.explain.draw.figures import (
+
+from ..inputs.text import Example, visible
+from ..listing import Listing
+from ..registry import METHODS
+from .figures import (
     Scale,
     draw_words,
     finish,
@@ -23,9 +27,6 @@ from hf_bidir.explain.draw.figures import (
     score_grid,
     text_color_on,
 )
-from hf_bidir.explain.inputs.text import Example, visible
-from hf_bidir.explain.listing import Listing
-from hf_bidir.explain.registry import METHODS
 
 COEFFICIENT = "a"  # unit of a coefficient
 TEMPLATE, GENERATED = "template", "generated"  # marks of tokens

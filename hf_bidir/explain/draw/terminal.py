@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hf_bidir.explain.draw.page import TEMPLATE, sections_of
+from .page import TEMPLATE, sections_of
 
 COLORED_SHARE = 0.1  # of the limit, from which a word has a background; a weaker one would be a white bar on black
 

@@ -8,8 +8,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 
 from hf_bidir.checkpoints.kinds import image_text_auto
 from hf_bidir.checkpoints.reading import open_checkpoint
-from hf_bidir.explain.forward import check_kind, reads_images
-from hf_bidir.explain.inputs.sentences import sentence_encoder
+
+from ..forward import check_kind, reads_images
+from .sentences import sentence_encoder
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.images import image_mode, open_image
-from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import Example, Place
+
+from ..forward import ForwardCache
+from .text import Example, Place
 
 
 def read_image(

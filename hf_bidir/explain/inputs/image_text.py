@@ -24,11 +24,12 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, device_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.common.images import open_image
-from hf_bidir.explain.forward import writes_about_images
-from hf_bidir.explain.inputs.image import file_name
-from hf_bidir.explain.inputs.text import Example, Place, Text, word_places
-from hf_bidir.explain.readout import readout_of
-from hf_bidir.explain.request import Request
+
+from ..forward import writes_about_images
+from ..readout import readout_of
+from ..request import Request
+from .image import file_name
+from .text import Example, Place, Text, word_places
 
 SIGLIP = {"padding": "max_length", "max_length": 64}  # as it was trained
 CHAT = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hf_bidir.explain.inputs.text import Text
+from .text import Text
 
 PATTERNS = {  # what ends a segment, and blanks; an abbreviation such as "Mr." ends a sentence, too
     "sentences": re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？][”’）」』]*\s*|\n\s*"),

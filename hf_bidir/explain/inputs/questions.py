@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import Answer, Example, Text, encoded, example_of, offsets_of, visible
-from hf_bidir.explain.request import Request
+from ..forward import ForwardCache
+from ..request import Request
+from .text import Answer, Example, Text, encoded, example_of, offsets_of, visible
 
 LONGEST, OVERLAP = 30, 128  # tokens of an answer, and those that two windows share
 WINDOWS = (

@@ -10,10 +10,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.signing import as_signed
-from hf_bidir.explain.forward import ForwardCache
-from hf_bidir.explain.inputs.text import Example
-from hf_bidir.explain.registry import LAYER_DEFAULT, NoRule
-from hf_bidir.explain.request import AFFORDABLE, Request, Target, check_position
+
+from ..forward import ForwardCache
+from ..inputs.text import Example
+from ..registry import LAYER_DEFAULT, NoRule
+from ..request import AFFORDABLE, Request, Target, check_position
 
 ROWS = 16  # outputs of one text that are explained in one batch
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others

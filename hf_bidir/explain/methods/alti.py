@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.checkpoints.linear_maps import parameter_of
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, forward_pass, sequence_length
-from hf_bidir.explain.methods.attention import attention_rollout, from_source, layers_up_to
-from hf_bidir.explain.methods.contributions import output_maps, transformed_values
-from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from ..forward import ForwardCache, forward_pass, sequence_length
+from ..request import Request
+from .attention import attention_rollout, from_source, layers_up_to
+from .contributions import output_maps, transformed_values
 
 QUERIES = 16  # rows whose transformed vectors are in memory at a time
 

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hf_bidir.explain.forward import (
+from hf_bidir.modeling.activations import upcast
+
+from ..forward import (
     ForwardCache,
     check_exists,
     read_position,
@@ -13,8 +15,7 @@ from hf_bidir.explain.forward import (
     takes_embedding,
     token_positions,
 )
-from hf_bidir.explain.request import Request
-from hf_bidir.modeling.activations import upcast
+from ..request import Request
 
 
 @torch.no_grad()

@@ -16,13 +16,14 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens
-from hf_bidir.explain.methods.gradients import InputFunction
-from hf_bidir.explain.readout import readout_of
-from hf_bidir.explain.registry import NoRule
-from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
 from hf_bidir.modeling.signed_layers import signed_layers
+
+from ..forward import ForwardCache, attends_between_tokens
+from ..readout import readout_of
+from ..registry import NoRule
+from ..request import Request
+from .gradients import InputFunction
 
 # Shares of the relevance of `a v`: the product gives half to the values and half to the coefficients, which give what
 # their normaliser does not absorb to query and key, half each.

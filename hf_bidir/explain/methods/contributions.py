@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from hf_bidir.checkpoints.linear_maps import weight_of
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain.forward import ForwardCache, forward_pass, sequence_length
-from hf_bidir.explain.methods.attention import from_source, layers_up_to
-from hf_bidir.explain.readout import readout_of
-from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
+
+from ..forward import ForwardCache, forward_pass, sequence_length
+from ..readout import readout_of
+from ..request import Request
+from .attention import from_source, layers_up_to
 
 
 def contributions(cache: ForwardCache, request: Request) -> Tensor:

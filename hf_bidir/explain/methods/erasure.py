@@ -13,11 +13,12 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
-from hf_bidir.explain.inputs.image import leading_tokens, patch_grid, patch_size
-from hf_bidir.explain.inputs.text import Example
-from hf_bidir.explain.readout import Readout, readout_of
-from hf_bidir.explain.request import Request
+
+from ..forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
+from ..inputs.image import leading_tokens, patch_grid, patch_size
+from ..inputs.text import Example
+from ..readout import Readout, readout_of
+from ..request import Request
 
 CHUNK, TOKENS = 64, 4096  # erasures in a forward pass, and their tokens
 

@@ -8,9 +8,9 @@ from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_bidir.explain.forward import ForwardCache, token_positions
-from hf_bidir.explain.methods.attention import layers_up_to, magnitudes_of, source_of
-from hf_bidir.explain.request import Request
+from ..forward import ForwardCache, token_positions
+from ..request import Request
+from .attention import layers_up_to, magnitudes_of, source_of
 
 RESIDUAL = 0.5  # capacity of the skip connection
 UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers

@@ -11,10 +11,11 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
-from hf_bidir.explain.forward import ForwardCache, reads_images
-from hf_bidir.explain.readout import Readout, readout_of
-from hf_bidir.explain.request import Request
 from hf_bidir.modeling.activations import upcast
+
+from ..forward import ForwardCache, reads_images
+from ..readout import Readout, readout_of
+from ..request import Request
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 CHUNK = 16  # points in a forward pass
@@ -89,7 +90,7 @@ class InputFunction:
         scores = upcast(scores.detach())
         if not self.is_image:
             return scores.sum(-1)
-        from hf_bidir.explain.inputs.image import leading_tokens, patch_size
+        from ..inputs.image import leading_tokens, patch_size
 
         by_patch = nn.functional.avg_pool2d(scores.sum(1), patch_size(self.model), divisor_override=1)
         leading = leading_tokens(self.model, self.start, self.cache.length)
