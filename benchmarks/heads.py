@@ -16,7 +16,7 @@ import csv
 import multiprocessing
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,18 +34,20 @@ from benchmarks.families_inputs import example
 from benchmarks.measure import RESULTS, command_line
 from hf_bidir.checkpoints.examples import IMAGE_TOKENS, first_field
 from hf_bidir.common.files import replacing
-from hf_bidir.explain import explain
+from hf_bidir.explain import Explanation, explain
 from hf_bidir.modeling.compat import stock_heads
 
 SECONDS = 90  # of one head of one type
 BUDGET = 24  # forward passes: 4 x 4 cells, the words, and one division
 WORDS = ["w40", "w50", "w60", "w70", "w80"]  # none begins with a special token of `tokenizer_of`
 TEXT = " ".join(WORDS)
+QUESTION = "w55 w65"
 PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
 TOLERANCE = 1e-4  # of the largest score or y, in fp32
 POSITION = 2
 COLUMNS = ("type", "head", "model", "status", "method", "scores", "difference", "reason")
 Row = dict[str, Any]
+Inputs = Mapping[str, Tensor]
 
 
 class StandIn(ProcessorMixin):
@@ -105,7 +107,8 @@ def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
 
     def y(picture: Image.Image, text: str) -> float:
         inputs = processor(picture, text)
-        if model.can_generate() and type(model).generate is not transformers.GenerationMixin.generate:
+        own = type(model).generate is not transformers.GenerationMixin.generate
+        if model.can_generate() and (own or model.config.is_encoder_decoder):
             options = {"max_new_tokens": 1, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
             logits = model.generate(**inputs, **options).scores[0][0].float()
         else:
@@ -130,20 +133,52 @@ def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
 
 @torch.no_grad()
 def tagged(model: Any) -> tuple[str, list[tuple[float, float]]]:
-    """The scores of the label of a token by erasure, each with the recomputed one: the word is masked."""
+    """The scores of the label of a token."""
     tokenizer = tokenizer_of(model)
     found = explain(model, tokenizer, TEXT, "erasure", position=POSITION, verdict=False)
-    inputs = tokenizer(TEXT, return_tensors="pt")
-    ids, keep = inputs["input_ids"], inputs["attention_mask"]
 
-    def y(mask: Tensor) -> float:
-        return model(input_ids=ids, attention_mask=mask).logits[0, POSITION, found.target].item()
+    def y(inputs: Inputs) -> Tensor:
+        return model(**inputs).logits[0, POSITION, found.target]
 
-    pairs = [(found.value, y(keep))]
-    for index in range(len(WORDS)):
-        mask = keep.clone()
+    return _masked(found, tokenizer(TEXT, return_tensors="pt"), y)
+
+
+@torch.no_grad()
+def answered(model: Any) -> tuple[str, list[tuple[float, float]]]:
+    """The scores of an answer to a question."""
+    tokenizer = tokenizer_of(model)
+    found = explain(model, tokenizer, (QUESTION, TEXT), "erasure", verdict=False)
+    first, last = found.example.answer.positions
+
+    def y(inputs: Inputs) -> Tensor:
+        outputs = model(**inputs)
+        return outputs.start_logits[0, first] + outputs.end_logits[0, last]
+
+    return _masked(found, tokenizer(QUESTION, TEXT, return_tensors="pt"), y)
+
+
+@torch.no_grad()
+def chosen(model: Any) -> tuple[str, list[tuple[float, float]]]:
+    """The scores of the choice that a model makes."""
+    tokenizer = tokenizer_of(model)
+    found = explain(model, tokenizer, (QUESTION, WORDS), "erasure", verdict=False)
+    choice = found.tokens[found.example.texts["choice"]]
+
+    def y(inputs: Inputs) -> Tensor:
+        return model(**{name: rows.unsqueeze(1) for name, rows in inputs.items()}).logits[0, 0]
+
+    return _masked(found, tokenizer(QUESTION, choice, return_tensors="pt"), y)
+
+
+def _masked(found: Explanation, inputs: Inputs, y: Callable[[Inputs], Tensor]) -> tuple[str, list[tuple[float, float]]]:
+    """The scores of an explanation by erasure, each with the recomputed one: the word is masked."""
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    whole = y(inputs).item()
+    pairs = [(found.value, whole)]
+    for index, score in enumerate(found.scores.tolist()):
+        mask = inputs["attention_mask"].clone()
         mask[0, index] = 0
-        pairs.append((found.scores[index].item(), pairs[0][1] - y(mask)))
+        pairs.append((score, whole - y(inputs | {"attention_mask": mask}).item()))
     return found.method, pairs
 
 
@@ -151,6 +186,8 @@ HEADS: dict[str, Callable[[Any], tuple[str, list[tuple[float, float]]]]] = {
     "AutoModelForZeroShotImageClassification": joint,
     "AutoModelForImageTextToText": joint,
     "AutoModelForTokenClassification": tagged,
+    "AutoModelForQuestionAnswering": answered,
+    "AutoModelForMultipleChoice": chosen,
 }
 
 

@@ -16,11 +16,11 @@ from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, t
 from hf_bidir.common.files import RECORD, read_json
 
 from .alignment import Alignment, answer_of, continued, outputs_of, table_of, translated
-from .forward import ForwardCache, names_tokens, reads_image_text, reads_images, takes_embedding
+from .forward import ForwardCache, chooses_text, names_tokens, reads_image_text, reads_images, takes_embedding
 from .inputs.image import read_image
 from .inputs.image_text import ImageText, ImageTextCache, read_image_text
 from .inputs.parts import conversation, segmented
-from .inputs.questions import read_question
+from .inputs.questions import read_choice, read_question
 from .inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
 from .methods import scored, sink_note
 from .readout import predictions, readout_of
@@ -45,6 +45,7 @@ def explain(
         explain(model, tokenizer, tokenizer("a charming film", return_tensors="pt"))
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
         explain(clip, processor, ("photo.jpg", "a red car"))  # an image with a text, or with a list of classes
+        explain(chooser, tokenizer, ("Where do fish live?", ["in trees", "in water"]))  # a question and its choices
         explain(translator, tokenizer, "This film is good.")  # an encoder-decoder
 
     Of a text that exceeds the limit of the model the beginning is explained, as a pipeline predicts it; a causal
@@ -53,10 +54,10 @@ def explain(
     Args:
         model: a model of transformers, or a signed one with any negative mass; it is the same afterwards.
         processor: its tokenizer, image processor, or processor of both.
-        inputs: a text; a pair of texts, as a tuple; the path of an image, or a PIL image; the messages of a
-            conversation, as for `apply_chat_template`; a row of tensors, as the tokenizer returns it, whose pieces get
-            a score each; or a list of these, each explained as it is alone, by default without a verdict: verdict=True
-            adds one. `explain_each` takes a stream.
+        inputs: a text; a pair of texts, or a question with a list of choices, as a tuple; the path of an image, or a
+            PIL image; the messages of a conversation, as for `apply_chat_template`; a row of tensors, as the tokenizer
+            returns it, whose pieces get a score each; or a list of these, each explained as it is alone, by default
+            without a verdict: verdict=True adds one. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`. Encoder-decoders take contributions.
         choices: target, instead_of, position, layer, head, size, against, segments, continuation, new_tokens, details,
             verdict, budget, batch_size: the fields of `Request`.
@@ -158,7 +159,7 @@ def text_of(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request
     """
     name, embeds = type(model).__name__, takes_embedding(model)
     match given:
-        case str():
+        case str() if not chooses_text(model):
             text = Text(model.prompt + given if embeds else given)
         case [str(first), str(second)]:
             text = Text.of_texts(first, second)
@@ -166,7 +167,8 @@ def text_of(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request
             text = conversation(tokenizer, given)
         case _:
             got = shortened(repr(given))
-            raise ValueError(f"expected a text for {name}, or a pair of texts as a tuple (one --text); got {got}.")
+            texts = "a question and its choices" if chooses_text(model) else "a text"
+            raise ValueError(f"expected {texts} for {name}, or a pair of texts as a tuple (one --text); got {got}.")
     if text.pair and (embeds or model.config.is_encoder_decoder or kind_of(model).causal):
         raise ValueError(
             f"{name} reads one text, not a pair (--text); sentence encoders compare it by against (--against)."
@@ -204,7 +206,12 @@ def _read_text(model: PreTrainedModel, tokenizer: Any, given: Any, request: Requ
         if request.segments is not None:
             raise ValueError("segments are parts of a text; pass the text, and not its tensors.")
         return read_tensors(tokenizer, given)
-    text, limit = text_of(model, tokenizer, given, request), text_limit(model, tokenizer)
+    limit = text_limit(model, tokenizer)
+    match given:
+        case (question, [_, _, *_] as choices) if chooses_text(model):
+            pairs = [text_of(model, tokenizer, (question, choice), request) for choice in choices]
+            return read_choice(model, tokenizer, pairs, limit)
+    text = text_of(model, tokenizer, given, request)
     if answers:
         return read_question(model, tokenizer, text, limit, request)
     example = read_text(tokenizer, text, limit)

@@ -1,5 +1,6 @@
 """The forward cache: checked inputs, and the outputs, coefficients and values of one pass."""
 
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -155,6 +156,22 @@ def writes_about_images(model: PreTrainedModel) -> bool:
     return image_text_auto(type(model), model.config) == IMAGE_TEXT
 
 
+def chooses_text(model: PreTrainedModel) -> bool:
+    """Whether the model has a logit for each choice, a pair with the question."""
+    return kind_of(model).task == "multiple-choice"
+
+
+def of_one_choice(model: PreTrainedModel) -> PreTrainedModel:
+    """The same multiple-choice model with a row of inputs for each pair of a question and a choice."""
+
+    def forward(return_dict: bool, **inputs: Tensor) -> Any:
+        return model(**{name: rows.unsqueeze(1) for name, rows in inputs.items()}, return_dict=return_dict)
+
+    one: Any = copy.copy(model)  # with the same modules
+    one.forward = forward
+    return one
+
+
 def names_tokens(model: PreTrainedModel) -> bool:
     """Whether the logits are those of a vocabulary."""
     return kind_of(model).names_tokens or writes_about_images(model)
@@ -174,11 +191,6 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
         raise ValueError(
             f"expected a model of a text, an image, or both with logits; {head.__name__} takes sound or video, or has "
             "no logits of both, which cannot be explained."
-        )
-    if kind_of(head.__name__).task == "multiple-choice":
-        raise ValueError(
-            f"expected a model with one output to explain; {head.__name__} chooses a text, which cannot be explained "
-            "yet. In Python, explain model.base_model, the same model without its head."
         )
 
 

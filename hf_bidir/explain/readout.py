@@ -16,7 +16,7 @@ from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.activations import upcast
 
-from .forward import ForwardCache, names_tokens, reads_image_text, takes_embedding, token_positions
+from .forward import ForwardCache, chooses_text, names_tokens, reads_image_text, takes_embedding, token_positions
 from .inputs.text import Answer, percent, signed, spelled, visible
 from .request import Request, Target, check_position
 
@@ -284,4 +284,6 @@ def _value_of(model: PreTrainedModel, target: int, count: int) -> str:
     label = model.config.id2label[target]
     if reads_image_text(model):
         return f'Explained: the similarity of the image to "{label}"'
+    if chooses_text(model):
+        return "Explained: the logit of the choice"
     return f"Prediction{f' of {label}' if count > 1 else ''}, and explained"

@@ -15,6 +15,8 @@ from hf_bidir.common.errors import did_you_mean
 from .forward import (
     attends_between_tokens,
     check_kind,
+    chooses_text,
+    of_one_choice,
     pools_tokens,
     reads_image_text,
     reads_images,
@@ -116,7 +118,9 @@ class Request:
         with nullcontext() if reads_image_text(model) else as_signed(model):
             self._check_choices(model)
             self.resolved(model)
-            yield model if self.against is None else model.compared_with(processor, self.against)
+            if self.against is not None:
+                model = model.compared_with(processor, self.against)
+            yield of_one_choice(model) if chooses_text(model) else model
 
     def resolved(self, model: PreTrainedModel, passes: int = 1) -> "Request":
         """The request with its method: the named one, or the default for a text that erasure needs `passes` for.
@@ -231,7 +235,7 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
     name, per_token = type(model).__name__, kind_of(model).per_token and not reads_image_text(model)
     if per_token and position is None:
         raise ValueError(f"{name} has an output per token; choose the one to explain with position (--position).")
-    whole = name.endswith("Classification") or takes_embedding(model)
+    whole = name.endswith("Classification") or takes_embedding(model) or chooses_text(model)
     if position is not None and whole and not per_token:
         raise ValueError(f"{name} has one output per example; leave out position (--position).")
 

@@ -322,13 +322,6 @@ def test_a_single_text_is_no_stream():
         next(explain_each(model(), tokenizer(), "good film"))
 
 
-def test_a_model_that_chooses_a_text_is_refused_and_its_encoder_is_explained():
-    several = family("BertForMultipleChoice", **SHAPE)
-    with pytest.raises(ValueError, match=r"BidirBertForMultipleChoice .* model\.base_model"):
-        explain(several, tokenizer(), TEXTS[0])
-    assert explain(several.base_model, tokenizer(), TEXTS[0]).scores.any()
-
-
 @pytest.mark.parametrize(
     ("head", "position"),
     [("BertForMaskedLM", None), ("BertForTokenClassification", 8), ("BertForMaskedLM", -1)],

@@ -138,3 +138,39 @@ def test_the_command_explains_a_question_of_a_checkpoint(model, tmp_path):
 def test_bad_input_is_one_error_that_names_it(model, inputs, options, named):
     with pytest.raises(ValueError, match=named):
         explain(model, tokenizer(), inputs, **options)
+
+
+CHOICES = ["bad film", "good !", "un un"]
+
+
+@torch.no_grad()
+def choice_logits(model, question, choices):
+    inputs = tokenizer()([question] * len(choices), choices, padding=True, return_tensors="pt")
+    return model(**{name: rows.unsqueeze(0) for name, rows in inputs.items()}).logits[0]
+
+
+def test_of_several_choices_the_most_likely_one_is_explained_as_the_stock_model_scores_it():
+    chooser = unsigned(family("BertForMultipleChoice", 0.0, **SHAPE))
+    logits = choice_logits(chooser, "a film", CHOICES)
+    best = int(logits.argmax())
+    found = explain(chooser, tokenizer(), ("a film", CHOICES), "deletion")
+    question, chosen = ["a", "film"], CHOICES[best].split()
+    assert found.tokens == ["[CLS]", *question, "[SEP]", *chosen, "[SEP]"]
+    assert found.value == pytest.approx(logits[best].item(), abs=1e-6)
+    assert f'"{CHOICES[best]}", {100 * logits.softmax(0)[best]:.3g} %' in found.notes[0]
+    fewer = choice_logits(chooser, "film", CHOICES)[best]
+    assert found.scores[1].item() == pytest.approx((logits[best] - fewer).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "contributions", "erasure", "integrated-gradients"])
+def test_a_pair_is_one_choice(method):
+    chooser = family("BertForMultipleChoice", **SHAPE)
+    found = explain(chooser, tokenizer(), ("a film", "good !"), method)
+    assert found.value == pytest.approx(choice_logits(chooser, "a film", ["good !"]).item(), abs=1e-6)
+    assert found.explained.startswith("Explained: the logit of the choice")
+    assert found.scores.any()
+
+
+def test_a_question_without_a_choice_is_refused():
+    with pytest.raises(ValueError, match="expected a question and its choices for BidirBertForMultipleChoice"):
+        explain(family("BertForMultipleChoice", **SHAPE), tokenizer(), "a film")

@@ -1,5 +1,6 @@
-"""A question and its context: windows that a model can read, and the span of tokens that is the answer."""
+"""A question: with its context, in windows that a model can read, and with choices; and which answer is explained."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 from operator import itemgetter
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..forward import ForwardCache
 from ..request import Request
-from .text import Answer, Example, Text, encoded, example_of, offsets_of, visible
+from .text import Answer, Example, Text, encoded, example_of, offsets_of, percent, read_text, shortened, visible
 
 LONGEST, OVERLAP = 30, 128  # tokens of an answer, and those that two windows share
 WINDOWS = (
@@ -18,6 +19,7 @@ WINDOWS = (
 )
 
 
+CHOSEN = "Of the choices, the most likely one is explained: {}."
 Span = tuple[float, str, Example, list[int]]  # logarithm of its probability, text, window, first and last position
 
 
@@ -52,6 +54,19 @@ def read_question(model: PreTrainedModel, tokenizer: Any, text: Text, limit: int
     texts = dict(zip(("question", "context"), window.texts.values(), strict=True))
     answer = Answer(visible(written), positions, visible(best[1]), exp(best[0]))
     return replace(window, texts=texts, answer=answer, notes=[WINDOWS.format(count)] if count > 1 else [])
+
+
+def read_choice(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Text], limit: int) -> Example:
+    """The pair of a question and the choice with the largest logit, of pairs with each choice."""
+    examples = [read_text(tokenizer, text, limit) for text in texts]
+    logits = torch.cat([ForwardCache(model, example.inputs).outputs_alone.logits[0] for example in examples])
+    shares = logits.float().softmax(0)
+    named = [
+        f'"{shortened(text.pair[1])}", {percent(share)}' for text, share in zip(texts, shares.tolist(), strict=True)
+    ]
+    chosen = examples[int(logits.argmax())]
+    starts = dict(zip(("question", "choice"), chosen.texts.values(), strict=True))
+    return replace(chosen, texts=starts, notes=[CHOSEN.format("; ".join(named))])
 
 
 def _spans(model: PreTrainedModel, tokenizer: Any, text: Text, encoding: Any, row: int) -> list[Span]:
