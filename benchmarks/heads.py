@@ -3,9 +3,9 @@
 For every model type with such a head the model is built tiny and random (`families_build.py`) and explained; each score
 is recomputed by the stock model without hf_bidir. A score is y minus y without a part: a word whose `attention_mask` is
 0 (erasure) or that is left out, or a cell of the image painted in one colour (deletion). The next token has the logits
-of the last position, or the scores of `generate` where a class has one of its own. A stand-in processor makes inputs of
-images with texts from those that `families_inputs.py` finds, because this tests models, not processors. Saves
-benchmarks/results/heads.csv and a page of counts.
+of the last position, or those of `generate` for encoder-decoders and where a class has one of its own. A stand-in
+processor makes inputs of images with texts from those that `families_inputs.py` finds, because this tests models, not
+processors. Saves benchmarks/results/heads.csv and a page of counts.
 
     python -m benchmarks.heads                         every type and head, about 20 minutes on 2 cores
     python -m benchmarks.heads --only clip llava       only these types, printed and not saved
@@ -16,7 +16,7 @@ import csv
 import multiprocessing
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,9 +39,9 @@ from hf_bidir.modeling.compat import stock_heads
 
 SECONDS = 90  # of one head of one type
 BUDGET = 24  # forward passes: 4 x 4 cells, the words, and one division
-WORDS = ["w40", "w50", "w60", "w70", "w80"]  # none begins with a special token of `tokenizer_of`
+WORDS = ["w040", "w050", "w060", "w070", "w080"]
 TEXT = " ".join(WORDS)
-QUESTION = "w55 w65"
+QUESTION = "w055 w065"
 PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
 TOLERANCE = 1e-4  # of the largest score or y, in fp32
 POSITION = 2
@@ -92,10 +92,10 @@ def _first(value: Tensor) -> Tensor:
 
 def tokenizer_of(model: Any) -> PreTrainedTokenizerFast:
     """A tokenizer whose words are the numbers of the vocabulary."""
-    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w3"))
+    words = Tokenizer(models.WordLevel({f"w{index:03}": index for index in range(VOCABULARY)}, unk_token="w003"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w3", pad_token=f"w{pad}")
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w003", pad_token=f"w{pad:03}")
 
 
 @torch.no_grad()
@@ -109,8 +109,8 @@ def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
         inputs = processor(picture, text)
         own = type(model).generate is not transformers.GenerationMixin.generate
         if model.can_generate() and (own or model.config.is_encoder_decoder):
-            options = {"max_new_tokens": 1, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
-            logits = model.generate(**inputs, **options).scores[0][0].float()
+            options = {"max_new_tokens": 1, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+            logits = model.generate(**inputs, **options).logits[0][0].float()
         else:
             outputs = model(**inputs, return_dict=True)
             if "logits_per_image" in outputs:
@@ -140,7 +140,7 @@ def tagged(model: Any) -> tuple[str, list[tuple[float, float]]]:
     def y(inputs: Inputs) -> Tensor:
         return model(**inputs).logits[0, POSITION, found.target]
 
-    return _masked(found, tokenizer(TEXT, return_tensors="pt"), y)
+    return _masked(found, tokenizer(TEXT, return_tensors="pt"), y, [POSITION])
 
 
 @torch.no_grad()
@@ -154,31 +154,37 @@ def answered(model: Any) -> tuple[str, list[tuple[float, float]]]:
         outputs = model(**inputs)
         return outputs.start_logits[0, first] + outputs.end_logits[0, last]
 
-    return _masked(found, tokenizer(QUESTION, TEXT, return_tensors="pt"), y)
+    return _masked(found, tokenizer(QUESTION, TEXT, return_tensors="pt"), y, [first, last])
 
 
 @torch.no_grad()
 def chosen(model: Any) -> tuple[str, list[tuple[float, float]]]:
     """The scores of the choice that a model makes."""
     tokenizer = tokenizer_of(model)
-    found = explain(model, tokenizer, (QUESTION, WORDS), "erasure", verdict=False)
-    choice = found.tokens[found.example.texts["choice"]]
+    found = explain(model, tokenizer, (TEXT, [QUESTION, "w056 w066"]), "erasure", verdict=False)
+    choice = " ".join(found.tokens[len(WORDS) :])
 
     def y(inputs: Inputs) -> Tensor:
         return model(**{name: rows.unsqueeze(1) for name, rows in inputs.items()}).logits[0, 0]
 
-    return _masked(found, tokenizer(QUESTION, choice, return_tensors="pt"), y)
+    return _masked(found, tokenizer(TEXT, choice, return_tensors="pt"), y, [0, len(found.tokens) - 1])
 
 
-def _masked(found: Explanation, inputs: Inputs, y: Callable[[Inputs], Tensor]) -> tuple[str, list[tuple[float, float]]]:
-    """The scores of an explanation by erasure, each with the recomputed one: the word is masked."""
+def _masked(
+    found: Explanation, inputs: Inputs, y: Callable[[Inputs], Tensor], read: Sequence[int]
+) -> tuple[str, list[tuple[float, float]]]:
+    """The scores of an explanation by erasure, each with the recomputed one: the word is masked.
+
+    Args:
+        read: the words that y is read from, which are left out, because some models mask their states too.
+    """
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     whole = y(inputs).item()
     pairs = [(found.value, whole)]
-    for index, score in enumerate(found.scores.tolist()):
+    for index in sorted({*range(len(found.tokens))} - {*read}):
         mask = inputs["attention_mask"].clone()
         mask[0, index] = 0
-        pairs.append((score, whole - y(inputs | {"attention_mask": mask}).item()))
+        pairs.append((found.scores[index].item(), whole - y(inputs | {"attention_mask": mask}).item()))
     return found.method, pairs
 
 

@@ -67,6 +67,7 @@ IMAGE_TEXT, ZERO_SHOT = "AutoModelForImageTextToText", "AutoModelForZeroShotImag
 def kind_of(model: PreTrainedModel | str) -> Kind:
     """The kind of a model or of a class with this name; `NO_HEAD` if its name has none of the endings."""
     name = model if isinstance(model, str) else type(model).__name__
+    name = name.removesuffix("Simple")  # of a head without beams, as of XLNet
     for kind in KINDS[1:]:
         if name.endswith(kind.ending):
             return kind
@@ -137,7 +138,7 @@ def longest_text(model: PreTrainedModel) -> int | None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not limit or limit < 0:
         return None
-    words = model.get_input_embeddings()
+    words = _words_of(model)
     for table in model.modules():  # RoBERTa's positions start after the padding index
         counts = isinstance(table, nn.Embedding) and table is not words and table.num_embeddings == limit
         if counts and table.padding_idx is not None:
@@ -149,8 +150,13 @@ def vocabulary_of(model: PreTrainedModel) -> int | None:
     """The number of tokens that a model of text has embeddings for; None for other models."""
     if model.main_input_name != "input_ids":
         return None
-    with suppress(NotImplementedError):  # models of text and images may have a table of each
-        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return getattr(_words_of(model), "num_embeddings", None)
+
+
+def _words_of(model: PreTrainedModel) -> nn.Module | None:
+    """The table of words; None of a model that names none, as of characters, or of a text and an image."""
+    with suppress(NotImplementedError):
+        return model.get_input_embeddings()
     return None
 
 

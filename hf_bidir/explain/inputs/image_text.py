@@ -292,7 +292,7 @@ def _asked(processor: Any, prefix: str, image: Image.Image, text: str) -> Any:
 def _prefix(processor: Any, image: Image.Image) -> str:
     """The image token that belongs before a text, unless the processor or its chat template adds it."""
     token = str(getattr(processor, "image_token", ""))
-    with suppress(ValueError):  # of processors that count image tokens
+    with suppress(ValueError, KeyError):  # of processors that count image tokens, or write the text into the image
         ids = _asked(processor, "", image, "a")["input_ids"]
         if not token or processor.tokenizer.convert_tokens_to_ids(token) in ids:
             return ""
