@@ -56,7 +56,8 @@ def explain(
     text: Annotated[
         list[str] | None,
         Option(
-            help="Second text of a pair, context of a question, or text for an image; several are classes of an image."
+            help="Second text of a pair, context of a question, or text for an image; several are choices of an answer, "
+            "or classes of an image."
         ),
     ] = None,
     chat: Annotated[
@@ -98,7 +99,7 @@ def explain(
     --target. Encoder-decoders: each generated token is explained by the input; of the options only --output, --top and
     --segments apply.
     Pairs of texts: --text is the second one. Question answering: TEXT is the question and --text its context; --target
-    names another answer of the context.
+    names another answer of the context. Multiple choice: --text for each choice; the best one is explained.
     Taggers, and models with several labels: each word with a label, or each label above 50 %, has a row of scores;
     --position WORD or --target LABEL explains one.
     Models of an image and a text, such as CLIP, LLaVA and Qwen-VL: --text is the caption, or what is asked; of several
