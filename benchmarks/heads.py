@@ -107,8 +107,8 @@ def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
 
     def y(picture: Image.Image, text: str) -> float:
         inputs = processor(picture, text)
-        own = type(model).generate is not transformers.GenerationMixin.generate
-        if model.can_generate() and (own or model.config.is_encoder_decoder):
+        own = model.can_generate() and type(model).generate is not transformers.GenerationMixin.generate
+        if own or (model.can_generate() and model.config.is_encoder_decoder):
             options = {"max_new_tokens": 1, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
             logits = model.generate(**inputs, **options).logits[0][0].float()
         else:

@@ -56,8 +56,8 @@ def explain(
     text: Annotated[
         list[str] | None,
         Option(
-            help="Second text of a pair, context of a question, or text for an image; several are choices of an answer, "
-            "or classes of an image."
+            help="Second text of a pair, context of a question, or text for an image; several are choices of an "
+            "answer, or classes of an image."
         ),
     ] = None,
     chat: Annotated[
