@@ -39,9 +39,9 @@ from hf_bidir.modeling.compat import stock_heads
 
 SECONDS = 90  # of one head of one type
 BUDGET = 24  # forward passes: 4 x 4 cells, the words, and one division
-WORDS = ["w040", "w050", "w060", "w070", "w080"]
+WORDS = ["w014", "w016", "w018", "w020", "w022"]  # ESM has only 33
 TEXT = " ".join(WORDS)
-QUESTION = "w055 w065"
+QUESTION, OTHER = "w015 w017", "w019 w021"
 PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
 TOLERANCE = 1e-4  # of the largest score or y, in fp32
 POSITION = 2
@@ -134,57 +134,71 @@ def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
 @torch.no_grad()
 def tagged(model: Any) -> tuple[str, list[tuple[float, float]]]:
     """The scores of the label of a token."""
-    tokenizer = tokenizer_of(model)
-    found = explain(model, tokenizer, TEXT, "erasure", position=POSITION, verdict=False)
+    found = _explained(model, TEXT, position=POSITION)
 
-    def y(inputs: Inputs) -> Tensor:
-        return model(**inputs).logits[0, POSITION, found.target]
+    def y(inputs: Inputs, places: Sequence[int]) -> Tensor:
+        return model(**inputs).logits[0, places[0], found.target]
 
-    return _masked(found, tokenizer(TEXT, return_tensors="pt"), y, [POSITION])
+    return _recomputed(found, tokenizer_of(model)(TEXT, return_tensors="pt"), y, [POSITION])
 
 
 @torch.no_grad()
 def answered(model: Any) -> tuple[str, list[tuple[float, float]]]:
     """The scores of an answer to a question."""
-    tokenizer = tokenizer_of(model)
-    found = explain(model, tokenizer, (QUESTION, TEXT), "erasure", verdict=False)
-    first, last = found.example.answer.positions
+    found = _explained(model, (QUESTION, TEXT))
 
-    def y(inputs: Inputs) -> Tensor:
+    def y(inputs: Inputs, places: Sequence[int]) -> Tensor:
         outputs = model(**inputs)
-        return outputs.start_logits[0, first] + outputs.end_logits[0, last]
+        return outputs.start_logits[0, places[0]] + outputs.end_logits[0, places[1]]
 
-    return _masked(found, tokenizer(QUESTION, TEXT, return_tensors="pt"), y, [first, last])
+    return _recomputed(
+        found, tokenizer_of(model)(QUESTION, TEXT, return_tensors="pt"), y, found.example.answer.positions
+    )
 
 
 @torch.no_grad()
 def chosen(model: Any) -> tuple[str, list[tuple[float, float]]]:
     """The scores of the choice that a model makes."""
-    tokenizer = tokenizer_of(model)
-    found = explain(model, tokenizer, (TEXT, [QUESTION, "w056 w066"]), "erasure", verdict=False)
+    found = _explained(model, (TEXT, [QUESTION, OTHER]))
     choice = " ".join(found.tokens[len(WORDS) :])
 
-    def y(inputs: Inputs) -> Tensor:
+    def y(inputs: Inputs, places: Sequence[int]) -> Tensor:
         return model(**{name: rows.unsqueeze(1) for name, rows in inputs.items()}).logits[0, 0]
 
-    return _masked(found, tokenizer(TEXT, choice, return_tensors="pt"), y, [0, len(found.tokens) - 1])
+    pair = tokenizer_of(model)(TEXT, choice, return_tensors="pt")
+    return _recomputed(found, pair, y, [0, len(found.tokens) - 1])
 
 
-def _masked(
-    found: Explanation, inputs: Inputs, y: Callable[[Inputs], Tensor], read: Sequence[int]
+def _explained(model: Any, given: Any, **choices: Any) -> Explanation:
+    """The explanation by erasure, or by deletion where that does not apply."""
+    arguments = (model, tokenizer_of(model), given)
+    try:
+        return explain(*arguments, "erasure", verdict=False, **choices)
+    except ValueError:
+        return explain(*arguments, "deletion", verdict=False, **choices)
+
+
+def _recomputed(
+    found: Explanation, inputs: Inputs, y: Callable[[Inputs, Sequence[int]], Tensor], read: Sequence[int]
 ) -> tuple[str, list[tuple[float, float]]]:
-    """The scores of an explanation by erasure, each with the recomputed one: the word is masked.
+    """The scores of an explanation, each with the recomputed one: the word is masked, or for deletion left out.
 
     Args:
-        read: the words that y is read from, which are left out, because some models mask their states too.
+        y: of inputs, and of the places that it is read from.
+        read: these places, whose words are left out, because some models mask their states too.
     """
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    whole = y(inputs).item()
+    whole = y(inputs, read).item()
     pairs = [(found.value, whole)]
     for index in sorted({*range(len(found.tokens))} - {*read}):
-        mask = inputs["attention_mask"].clone()
-        mask[0, index] = 0
-        pairs.append((found.scores[index].item(), whole - y(inputs | {"attention_mask": mask}).item()))
+        fewer, places = dict(inputs), read
+        if found.method == "deletion":
+            stays = [place for place in range(len(found.tokens)) if place != index]
+            fewer = {name: rows[:, stays] for name, rows in inputs.items()}
+            places = [stays.index(place) for place in read]
+        else:
+            fewer["attention_mask"] = inputs["attention_mask"].index_fill(1, torch.tensor([index]), 0)
+        pairs.append((found.scores[index].item(), whole - y(fewer, places).item()))
     return found.method, pairs
 
 
@@ -228,7 +242,13 @@ def _swept(cases: list[tuple[str, str]], jobs: int) -> Iterator[Row]:
             try:
                 yield result.get(2 * SECONDS)
             except multiprocessing.TimeoutError:
-                yield dict(zip(("type", "head", "status", "reason"), (*case, "not built", "no result"), strict=True))
+                name, auto = case
+                yield {"type": name, "head": head_of(auto), "status": "not built", "reason": "no result"}
+
+
+def head_of(auto: str) -> str:
+    """The name of a head without that of the Auto class."""
+    return auto.removeprefix("AutoModelFor")
 
 
 def row_of(name: str, auto: str) -> Row:
@@ -239,7 +259,7 @@ def row_of(name: str, auto: str) -> Row:
 
     signal.signal(signal.SIGALRM, too_slow)
     signal.alarm(SECONDS)
-    row = {"type": name, "head": auto.removeprefix("AutoModelFor"), "model": stock_heads(name)[auto]}
+    row = {"type": name, "head": head_of(auto), "model": stock_heads(name)[auto]}
     try:
         model = _built(name, row["model"])
     except Exception as error:

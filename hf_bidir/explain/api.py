@@ -16,7 +16,15 @@ from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, t
 from hf_bidir.common.files import RECORD, read_json
 
 from .alignment import Alignment, answer_of, continued, outputs_of, table_of, translated
-from .forward import ForwardCache, chooses_text, names_tokens, reads_image_text, reads_images, takes_embedding
+from .forward import (
+    ForwardCache,
+    chooses_text,
+    names_tokens,
+    reads_image_text,
+    reads_images,
+    takes_embedding,
+    translates,
+)
 from .inputs.image import read_image
 from .inputs.image_text import ImageText, ImageTextCache, read_image_text
 from .inputs.parts import conversation, segmented
@@ -76,8 +84,8 @@ def explain(
         request = Request(method, **{"verdict": True} | choices)
         with request.checked(model, processor) as model:
             example = read(model, processor, inputs, request)
-            if (model.config.is_encoder_decoder or request.generates) and not isinstance(example, ImageText):
-                generated = translated if model.config.is_encoder_decoder else continued
+            if (translates(model) or request.generates) and not isinstance(example, ImageText):
+                generated = translated if translates(model) else continued
                 return generated(model, processor, example, request)
             return next(_explanations(model, processor, [example], request))
     inputs = list(_several(inputs))
@@ -169,7 +177,7 @@ def text_of(model: PreTrainedModel, tokenizer: Any, given: Any, request: Request
             got = shortened(repr(given))
             texts = "a question and its choices" if chooses_text(model) else "a text"
             raise ValueError(f"expected {texts} for {name}, or a pair of texts as a tuple (one --text); got {got}.")
-    if text.pair and (embeds or model.config.is_encoder_decoder or kind_of(model).causal):
+    if text.pair and (embeds or translates(model) or kind_of(model).causal):
         raise ValueError(
             f"{name} reads one text, not a pair (--text); sentence encoders compare it by against (--against)."
         )

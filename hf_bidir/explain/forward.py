@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import (
     IMAGE_TEXT,
+    NO_HEAD,
     device_of,
     image_text_auto,
     kind_of,
@@ -156,6 +157,12 @@ def writes_about_images(model: PreTrainedModel) -> bool:
     return image_text_auto(type(model), model.config) == IMAGE_TEXT
 
 
+def translates(model: PreTrainedModel) -> bool:
+    """Whether it is an encoder-decoder that generates text; others of them classify it."""
+    kind = kind_of(model)
+    return model.config.is_encoder_decoder and not (kind.derives_decoder_input or kind.per_token)
+
+
 def chooses_text(model: PreTrainedModel) -> bool:
     """Whether the model has a logit for each choice, a pair with the question."""
     return kind_of(model).task == "multiple-choice"
@@ -186,7 +193,8 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
             f"expected a model that predicts a class or a token; {head.__name__} marks places of an image (detection, "
             "segmentation and the like), which cannot be explained."
         )
-    several = hasattr(config, "vision_config") and head.main_input_name != "pixel_values"
+    kind = kind_of(head.__name__)
+    several = hasattr(config, "vision_config") and head.main_input_name != "pixel_values" and kind is NO_HEAD
     if several or hasattr(config, "num_frames") or head.main_input_name not in ("input_ids", "pixel_values"):
         raise ValueError(
             f"expected a model of a text, an image, or both with logits; {head.__name__} takes sound or video, or has "
@@ -196,9 +204,8 @@ def check_kind(head: type[PreTrainedModel], config: PretrainedConfig) -> None:
 
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs on the model's device, without labels, once they are checked."""
-    check_attends(model)
     name = type(model).__name__
-    if model.config.is_encoder_decoder:
+    if translates(model):
         raise ValueError(
             f"expected a model of one text or image; {name} is an encoder-decoder. Call "
             "hf_bidir.explain.explain(model, tokenizer, text) to explain its generated text."
@@ -239,6 +246,7 @@ def forward_pass(model: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardPa
 
     Outputs and coefficients are differentiable if gradients are enabled, even with frozen weights.
     """
+    check_attends(model)
     coefficients: list[Tensor] = []
     values: list[tuple[nn.Module, Tensor]] = []
     with in_evaluation(model), ExitStack() as stack:

@@ -1,7 +1,7 @@
 """What is asked of a model: the output to explain, the method, and how; checked once against the model."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from .forward import (
     reads_image_text,
     reads_images,
     takes_embedding,
+    translates,
     writes_about_images,
 )
 from .inputs.parts import Segments
@@ -29,7 +30,9 @@ from .registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 
 ENCODERS = "sentence encoders: folders of sentence-transformers, as load_checkpoint loads them"
 SINGLE = "a single prediction for a text or an image"
+UNSIGNED = "deletion"  # the method of models that are not signed
 AFFORDABLE = 64  # forward passes that a default method takes at most
+OTHER_LAYERS = {"linear_attention", "mamba", "conv"}  # types that also mix tokens, from which erasure removes none
 MOST_LISTED = 1000  # characters of the positions in a message
 Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
 Position = int | str | Sequence[int] | Tensor | None
@@ -115,12 +118,23 @@ class Request:
         model = unwrapped(model)
         check_kind(type(model), model.config)
         check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
-        with nullcontext() if reads_image_text(model) else as_signed(model):
+        with ExitStack() as stack:
+            if methods_of(model) != [UNSIGNED]:
+                self._sign(model, stack)
             self._check_choices(model)
             self.resolved(model)
             if self.against is not None:
                 model = model.compared_with(processor, self.against)
             yield of_one_choice(model) if chooses_text(model) else model
+
+    def _sign(self, model: PreTrainedModel, stack: ExitStack) -> None:
+        """Sign a stock model in a context; one that cannot be signed stays as it is for deletion alone."""
+        try:
+            stack.enter_context(as_signed(model))
+        except ValueError as error:
+            if self.method != UNSIGNED:
+                advice = f'Without a signed model there is method="{UNSIGNED}" (--method {UNSIGNED}).'
+                raise ValueError(f"{error} {advice}") from error
 
     def resolved(self, model: PreTrainedModel, passes: int = 1) -> "Request":
         """The request with its method: the named one, or the default for a text that erasure needs `passes` for.
@@ -175,7 +189,7 @@ class Request:
         if self.continuation is not None and self.new_tokens is not None:
             raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
         both, image, causal = reads_image_text(model), reads_images(model), kind_of(model).causal
-        decodes = model.config.is_encoder_decoder and not both
+        decodes = translates(model) and not both
         single = not (decodes or self.generates)
         choices = {
             "against": (ENCODERS, takes_embedding(model)),
@@ -242,15 +256,18 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
 
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model, by its inputs and its attention."""
-    if reads_image_text(model):
-        return ["deletion"]
-    if model.config.is_encoder_decoder:
+    if translates(model) and not reads_image_text(model):
         return ["contributions"]
+    if model.config.is_encoder_decoder or reads_image_text(model):
+        return [UNSIGNED]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)
+    mixes_otherwise = OTHER_LAYERS & {*(getattr(model.config.get_text_config(), "layer_types", None) or ())}
     return [
         name
         for name, method in METHODS.items()
-        if (between_tokens or not method.between_tokens) and (one_query or not method.one_query)
+        if (between_tokens or not method.between_tokens)
+        and (one_query or not method.one_query)
+        and not (mixes_otherwise and name == "erasure")
     ]
 
 
@@ -266,5 +283,7 @@ def default_method(model: PreTrainedModel, passes: int = 1, budget: int = AFFORD
     """
     kind = "image with text" if reads_image_text(model) else "image" if reads_images(model) else "text"
     best, cheap = DEFAULTS[kind]
-    name = best if passes <= budget else cheap
-    return name if attends_between_tokens(model) and name in methods_of(model) else LAYER_DEFAULT
+    name, supported = best if passes <= budget else cheap, methods_of(model)
+    if attends_between_tokens(model) and name in supported:
+        return name
+    return LAYER_DEFAULT if LAYER_DEFAULT in supported else UNSIGNED

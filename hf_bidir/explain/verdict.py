@@ -12,6 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.modeling.signed_layers import signed_layers
 
 from .forward import ForwardCache
 from .inputs.text import signed, told_apart
@@ -213,6 +214,8 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) 
     words, ranked = example.words, len(example.words) >= RANKED
     if not isinstance(cache, ForwardCache):
         return {"missing": "to an image with a text"}
+    if not signed_layers(cache.model):
+        return {"missing": "to a model that is not signed"}
     if request.is_part:
         return {"missing": "for a single layer or head"}
     if len(example.token_of_piece) > LONGEST:

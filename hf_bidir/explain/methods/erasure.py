@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.modeling.signed_layers import signed_layers
 
 from ..forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
 from ..inputs.image import leading_tokens, patch_grid, patch_size
@@ -74,8 +75,8 @@ def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) 
         return cache.deletions(request)
     model = cache.model
     with in_evaluation(model):
-        readout = readout_of(cache, request)
-        whole = readout(cache.outputs)
+        readout = readout_of(cache, request, cache.outputs_alone)
+        whole = readout(cache.outputs_alone)
         effects = whole.new_zeros(cache.keep.shape)
         fixed = cache.keep & _indispensable(cache, readout)
         for examples, tokens, remains in _erasures(cache, chunk_size):
@@ -135,10 +136,10 @@ def _erasures(cache: ForwardCache, size: int) -> Iterator[tuple[Tensor, Tensor, 
     """
     keep, units = cache.keep, cache.units
     if units is None:
-        units = torch.arange(cache.length).expand_as(keep)
+        units = torch.arange(keep.shape[1]).expand_as(keep)
     units = units.to(keep.device)
     begins = nn.functional.pad(units.diff(), (1, 0), value=1) != 0
-    size = 1 if takes_one_row(cache.model) else max(1, min(size, TOKENS // cache.length))
+    size = 1 if takes_one_row(cache.model) else max(1, min(size, TOKENS // keep.shape[1]))
     chunks = (keep & begins).nonzero().split(size)
     for chunk in tqdm(chunks, desc="erasure", unit="call", leave=False, delay=1):
         examples, tokens = chunk.unbind(1)
@@ -168,10 +169,14 @@ def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
         return model.pooling_weights(keep) == 1
     if not attends_between_tokens(model):
         return keep.sum(1, keepdim=True) == 1
-    positions = torch.arange(cache.length, device=keep.device)
+    positions = torch.arange(keep.shape[1], device=keep.device)
     if reads_images(model):
         return (positions < leading_tokens(model, cache.main_input, cache.length)).unsqueeze(0)
-    read = cache.position.unsqueeze(1) if readout.positions is None else readout.positions
+    read = readout.positions
+    if read is None and not signed_layers(model):  # then it is unknown
+        return (positions == 0) | (positions == keep.sum(1, keepdim=True) - 1)
+    if read is None:
+        read = cache.position.unsqueeze(1)
     return (positions == read.unsqueeze(2)).any(1)
 
 
