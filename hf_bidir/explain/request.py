@@ -128,12 +128,14 @@ class Request:
             yield of_one_choice(model) if chooses_text(model) else model
 
     def _sign(self, model: PreTrainedModel, stack: ExitStack) -> None:
-        """Sign a stock model in a context; one that cannot be signed stays as it is for deletion alone."""
+        """Sign a stock model in a context; a model of texts that cannot be signed stays as it is for deletion."""
         try:
             stack.enter_context(as_signed(model))
         except ValueError as error:
+            if reads_images(model):
+                raise
             if self.method != UNSIGNED:
-                advice = f'Without a signed model there is method="{UNSIGNED}" (--method {UNSIGNED}).'
+                advice = f'method="{UNSIGNED}" (--method {UNSIGNED}) explains it all the same.'
                 raise ValueError(f"{error} {advice}") from error
 
     def resolved(self, model: PreTrainedModel, passes: int = 1) -> "Request":
@@ -283,7 +285,8 @@ def default_method(model: PreTrainedModel, passes: int = 1, budget: int = AFFORD
     """
     kind = "image with text" if reads_image_text(model) else "image" if reads_images(model) else "text"
     best, cheap = DEFAULTS[kind]
-    name, supported = best if passes <= budget else cheap, methods_of(model)
-    if attends_between_tokens(model) and name in supported:
-        return name
+    supported = methods_of(model)
+    for name in (best, UNSIGNED) if passes <= budget else (cheap,):
+        if attends_between_tokens(model) and name in supported:
+            return name
     return LAYER_DEFAULT if LAYER_DEFAULT in supported else UNSIGNED

@@ -173,8 +173,9 @@ def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
     if reads_images(model):
         return (positions < leading_tokens(model, cache.main_input, cache.length)).unsqueeze(0)
     read = readout.positions
-    if read is None and not signed_layers(model):  # then it is unknown
-        return (positions == 0) | (positions == keep.sum(1, keepdim=True) - 1)
+    if read is None and not signed_layers(model):  # then it is unknown, or the end of a text
+        last = keep.sum(1, keepdim=True) - 1
+        return (positions == 0) | (positions == last) | (cache.main_input == model.config.eos_token_id)
     if read is None:
         read = cache.position.unsqueeze(1)
     return (positions == read.unsqueeze(2)).any(1)
