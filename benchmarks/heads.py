@@ -46,10 +46,10 @@ QUESTION, OTHER = "w015 w017", "w019 w021"
 PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
 TOLERANCE = 1e-4  # of the largest score or y, in fp32
 POSITION = 2
-REASONS = """Where it *differs* the stock model masks more than a word: BLOOM and OPT count positions by the mask, and GPT-OSS
-and its privacy filter have a sink beside the words, which takes a share of what a masked word had, where erasure leaves
-it to the other words. Deletion is the method of images with texts, encoder-decoders and models without softmax
-attention.
+REASONS = """Where it *differs* the stock model masks more than a word: BLOOM and OPT count positions by the mask, and
+GPT-OSS and its privacy filter have a sink beside the words, which takes a share of what a masked word had, where
+erasure leaves it to the other words. Deletion is the method of images with texts, encoder-decoders and models without
+softmax attention.
 """
 COLUMNS = ("type", "head", "model", "status", "method", "scores", "difference", "reason")
 Row = dict[str, Any]
