@@ -1,6 +1,7 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 import json
+import os
 import re
 import sys
 from dataclasses import fields
@@ -190,7 +191,8 @@ def _explained(checkpoint: str, inputs: Any, texts: list[str | None], choices: d
     echo(f"Loading {checkpoint} …", err=True)
     model, processor = load_checkpoint(checkpoint)
     for text in texts:
-        if FILE_NAME.fullmatch(str(text)) and "pixel_values" not in signature(model.forward).parameters:
+        is_file = FILE_NAME.fullmatch(str(text)) or os.path.isfile(str(text))
+        if is_file and "pixel_values" not in signature(model.forward).parameters:
             raise ValueError(
                 f"expected a text, got the file name {text}; {type(model).__name__} is a model of texts, so pass the "
                 "text, its file with --file, or for a table --output FILE.csv."
