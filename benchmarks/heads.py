@@ -5,7 +5,7 @@ is recomputed by the stock model without hf_bidir. A score is y minus y without 
 0 (erasure) or that is left out, or a cell of the image painted in one colour (deletion). The next token has the logits
 of the last position, or those of `generate` for encoder-decoders and where a class has one of its own. A stand-in
 processor makes inputs of images with texts from those that `families_inputs.py` finds, because this tests models, not
-processors. Saves benchmarks/results/heads.csv and a page of counts.
+processors. Saves benchmarks/results/heads.csv; `make tables` makes the table of counts.
 
     python -m benchmarks.heads                         every type and head, about 5 minutes on 2 cores
     python -m benchmarks.heads --only clip llava       only these types, printed and not saved
@@ -15,13 +15,13 @@ import argparse
 import csv
 import multiprocessing
 import signal
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
 import torch
 import transformers
+from pandas import DataFrame, crosstab
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
@@ -33,6 +33,7 @@ from benchmarks.families import _quiet, reason_of
 from benchmarks.families_build import SHRINKS, VOCABULARY, built, tiny_config
 from benchmarks.families_inputs import example
 from benchmarks.measure import RESULTS, command_line
+from benchmarks.runs import markdown
 from hf_bidir.checkpoints.examples import IMAGE_TOKENS, first_field
 from hf_bidir.common.files import replacing
 from hf_bidir.explain import Explanation, explain
@@ -46,11 +47,7 @@ QUESTION, OTHER = "w015 w017", "w019 w021"
 PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
 TOLERANCE = 1e-4  # of the largest score or y, in fp32
 POSITION = 2
-REASONS = """Where it *differs* the stock model masks more than a word: BLOOM and OPT count positions by the mask, and
-GPT-OSS and its privacy filter have a sink beside the words, which takes a share of what a masked word had, where
-erasure leaves it to the other words. Deletion is the method of images with texts, encoder-decoders and models without
-softmax attention.
-"""
+STATUSES = ("not built", "passes", "differs", "fails")
 COLUMNS = ("type", "head", "model", "status", "method", "scores", "difference", "reason")
 Row = dict[str, Any]
 Inputs = Mapping[str, Tensor]
@@ -235,9 +232,6 @@ def main() -> None:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    with replacing(RESULTS / "heads.md") as file:
-        file.write_text(page(rows), encoding="utf-8")
-    print(page(rows))
 
 
 def _swept(cases: list[tuple[str, str]], jobs: int) -> Iterator[Row]:
@@ -301,27 +295,16 @@ def _built(name: str, model_class: str) -> Any:
     raise problem
 
 
-def page(rows: list[Row]) -> str:
-    """Counts by head, and what does not pass."""
-    counts: dict[str, Counter] = defaultdict(Counter)
-    for row in rows:
-        counts[row["head"]][row["status"]] += 1
-    lines = [
-        "# Heads that can be explained\n",
-        f"`python -m benchmarks.heads`, transformers {transformers.__version__}, torch {torch.__version__}: tiny",
-        f"random models. *Passes*: y and each score equal the stock model's to {TOLERANCE:g} of the largest one.",
-        "[All rows](heads.csv).\n",
-        REASONS,
-        "| head | types | not built | passes | differs | fails | share of those built |\n|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        counts["all"][row["status"]] += 1
-    for head, count in counts.items():
-        made = count.total() - count["not built"]
-        numbers = (count[status] for status in ("not built", "passes", "differs", "fails"))
-        share = f"{count['passes'] / max(1, made):.0%}"
-        lines.append(f"| {head} | {count.total()} | {' | '.join(map(str, numbers))} | {share} |")
-    return "\n".join(lines) + "\n"
+def table(runs: DataFrame) -> str:
+    """Counts by head, and of all."""
+    counts = crosstab(runs["head"], runs["status"], margins=True, margins_name="all")
+    rows = []
+    for head in [*dict.fromkeys(runs["head"]), "all"]:
+        numbers = [int(counts.loc[head].get(status, 0)) for status in STATUSES]
+        total = int(counts.loc[head, "all"])
+        share = counts.loc[head, "passes"] / (total - counts.loc[head, "not built"])
+        rows.append([head, *map(str, [total, *numbers]), f"{share:.0%}"])
+    return markdown(["head", "types", *STATUSES, "passes of those built"], rows)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,10 @@ def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path)
             ("{folder}", "absent.PNG"),
             "got the file name absent.PNG; BidirBertForSequenceClassification is a model of texts",
         ),
+        (
+            ("{folder}", "{folder}/model.safetensors"),
+            "model.safetensors; BidirBertForSequenceClassification is a model of",
+        ),
         (("{folder}", "{folder}/texts.json", "--chat"), "texts.json; BidirBertForSequenceClassification is a model of"),
         (("{folder}", TEXT, "--chat"), "has no chat template"),
         (("{folder}",), "either a text (or the path of an image or a table) or --file"),
