@@ -102,7 +102,7 @@ def explain(
     Pairs of texts: --text is the second one. Question answering: TEXT is the question and --text its context; --target
     names another answer of the context. Multiple choice: --text for each choice; the best one is explained.
     Taggers, and models with several labels: each word with a label, or each label above 50 %, has a row of scores;
-    --position WORD or --target LABEL explains one.
+    --position WORD explains one word, and --target LABEL one of several labels.
     Models of an image and a text, such as CLIP, LLaVA and Qwen-VL: --text is the caption, or what is asked; of several
     captions the best one is explained. The image is scored in cells, the strongest in finer ones.
     Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its

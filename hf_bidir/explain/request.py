@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
 from hf_bidir.checkpoints.signing import as_signed, unwrapped
 from hf_bidir.common.errors import did_you_mean
+from hf_bidir.modeling.signed_layers import signed_layers
 
 from .forward import (
     attends_between_tokens,
@@ -199,8 +200,8 @@ class Request:
             "segments": ("texts", not (both or image)),
             "continuation": ("causal language models", causal and not both),
             "new_tokens": ("models that generate text after a prompt", causal or writes_about_images(model)),
-            "target": (SINGLE, single),
-            "instead_of": (SINGLE, single),
+            "target": (SINGLE, single and not chooses_text(model)),
+            "instead_of": (SINGLE, single and not chooses_text(model)),
             "position": (SINGLE, single and not both),
             "details": (SINGLE, single and not both),
             "layer": ("models without a decoder", not decodes),
@@ -254,6 +255,12 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
     whole = name.endswith("Classification") or takes_embedding(model) or chooses_text(model)
     if position is not None and whole and not per_token:
         raise ValueError(f"{name} has one output per example; leave out position (--position).")
+
+
+def only_deletes(model: PreTrainedModel) -> bool:
+    """Whether deletion alone explains a model: one that is not signed, or an encoder-decoder that classifies."""
+    classifies = model.config.is_encoder_decoder and not translates(model)
+    return classifies or reads_image_text(model) or not signed_layers(model)
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:

@@ -12,13 +12,12 @@ from torch.nn.functional import cosine_similarity
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.modeling.signed_layers import signed_layers
 
 from .forward import ForwardCache
 from .inputs.text import signed, told_apart
 from .methods.erasure import outputs_without
 from .readout import Prediction, predictions, readout_of
-from .request import AFFORDABLE, Request, methods_of
+from .request import AFFORDABLE, Request, methods_of, only_deletes
 from .result import Explanation
 
 HEADLINES = ("do not rely on it", "partly", "holds")  # by the number of checks that are passed
@@ -214,8 +213,8 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) 
     words, ranked = example.words, len(example.words) >= RANKED
     if not isinstance(cache, ForwardCache):
         return {"missing": "to an image with a text"}
-    if not signed_layers(cache.model):
-        return {"missing": "to a model that is not signed"}
+    if only_deletes(cache.model):
+        return {"missing": "to a model that only deletion explains"}
     if request.is_part:
         return {"missing": "for a single layer or head"}
     if len(example.token_of_piece) > LONGEST:

@@ -157,7 +157,7 @@ def test_of_several_choices_the_most_likely_one_is_explained_as_the_stock_model_
     question, chosen = ["a", "film"], CHOICES[best].split()
     assert found.tokens == ["[CLS]", *question, "[SEP]", *chosen, "[SEP]"]
     assert found.value == pytest.approx(logits[best].item(), abs=1e-6)
-    assert f'"{CHOICES[best]}", {100 * logits.softmax(0)[best]:.3g} %' in found.notes[0]
+    assert f'most likely choice: "{CHOICES[best]}", {100 * logits.softmax(0)[best]:.3g} %;' in found.notes[0]
     fewer = choice_logits(chooser, "film", CHOICES)[best]
     assert found.scores[1].item() == pytest.approx((logits[best] - fewer).item(), abs=1e-6)
 

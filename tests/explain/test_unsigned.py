@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import BartForSequenceClassification, FNetForSequenceClassification, Qwen3NextForTokenClassification
 
-from hf_bidir.explain import default_method, explain
+from hf_bidir.explain import default_method, explain, load_checkpoint
 from hf_bidir.explain.request import methods_of
-from tests.explain.conftest import WIDTHS, family, tokenizer
+from tests.explain.conftest import WIDTHS, family, saved, tokenizer
 
 SPECIAL = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 SIZES = {"vocab_size": 40, "max_position_embeddings": 24, **SPECIAL}
@@ -43,7 +43,15 @@ def test_a_score_is_the_fall_of_y_of_the_stock_model_without_the_word(model, met
     assert found.tokens[1:4] == ["a", "good", "film"]
     expected = fall(model, ("a good film", "un bad !"), ("a film", "un bad !"), found.target)
     assert found.scores[2].item() == pytest.approx(expected, abs=1e-6)
-    assert found.verdict.missing == "to a model that is not signed"
+    assert found.verdict.missing == "to a model that only deletion explains"
+
+
+@pytest.mark.parametrize("model", [fnet, bart])
+def test_a_checkpoint_is_explained_as_the_model_in_memory(model, tmp_path):
+    folder, pair = saved(model(), tokenizer(), tmp_path), ("a good film", "un bad !")
+    found = explain(*load_checkpoint(folder), pair, "deletion")
+    torch.testing.assert_close(found.scores, explain(model(), tokenizer(), pair, "deletion").scores)
+    assert found.verdict.missing == "to a model that only deletion explains"
 
 
 def test_a_model_without_attention_is_refused_with_the_method_that_needs_none():

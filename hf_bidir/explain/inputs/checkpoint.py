@@ -16,22 +16,29 @@ from .sentences import sentence_encoder
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     """Load a bidir checkpoint as it is, or a softmax one of transformers or timm as the equal bidir model (`λ = 0`).
 
+    A model that cannot be signed stays as it is.
+
     Returns:
         The model, in fp32 and evaluation mode, and its tokenizer, image processor, or processor of both; a model of
-        both is as it was saved. A folder of sentence-transformers
-        is a `SentenceEncoder`, whose output is the embedding; its `transformer` is the model without pooling.
+        both is as it was saved. A folder of sentence-transformers is a `SentenceEncoder`, whose output is the
+        embedding; its `transformer` is the model without pooling.
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
-        ValueError: it reads neither a text nor an image, or has several outputs for it; its attention cannot be made
-            signed, or its tokenizer has tokens without an embedding; or as in `sentence_encoder`.
+        ValueError: it reads neither a text nor an image, or has several outputs for it; its tokenizer has tokens
+            without an embedding; or as in `sentence_encoder`.
         ModuleNotFoundError: a folder of sentence-transformers, which is not installed.
     """
     checkpoint = open_checkpoint(source)
     if not checkpoint.sentences:  # before the weights are downloaded
         check_kind(checkpoint.head, checkpoint.config)
     joint = image_text_auto(checkpoint.head, checkpoint.config) is not None
-    model = (checkpoint.model if joint else checkpoint.signed_model)(torch.float32)
+    try:
+        model = (checkpoint.model if joint else checkpoint.signed_model)(torch.float32)
+    except ValueError:
+        if checkpoint.sentences:
+            raise
+        model = checkpoint.model(torch.float32)  # one that cannot be signed has deletion
     images = reads_images(model)
     for processor in checkpoint.processors(model):
         wanted = ProcessorMixin if joint else PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ WINDOWS = (
 )
 
 
-CHOSEN = "Of the choices, the most likely one is explained: {}."
+CHOSEN = "Explained is the most likely choice: {}; others: {}. A pair with the question explains another one."
 Span = tuple[float, str, Example, list[int]]  # logarithm of its probability, text, window, first and last position
 
 
@@ -64,9 +64,10 @@ def read_choice(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Text], l
     named = [
         f'"{shortened(text.pair[1])}", {percent(share)}' for text, share in zip(texts, shares.tolist(), strict=True)
     ]
-    chosen = examples[int(logits.argmax())]
+    best = int(logits.argmax())
+    chosen, name = examples[best], named.pop(best)
     starts = dict(zip(("question", "choice"), chosen.texts.values(), strict=True))
-    return replace(chosen, texts=starts, notes=[CHOSEN.format("; ".join(named))])
+    return replace(chosen, texts=starts, notes=[CHOSEN.format(name, "; ".join(named))])
 
 
 def _spans(model: PreTrainedModel, tokenizer: Any, text: Text, encoding: Any, row: int) -> list[Span]:

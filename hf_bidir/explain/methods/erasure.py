@@ -13,13 +13,12 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import takes_one_row
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.modeling.signed_layers import signed_layers
 
 from ..forward import ForwardCache, attends_between_tokens, reads_images, takes_embedding
 from ..inputs.image import leading_tokens, patch_grid, patch_size
 from ..inputs.text import Example
 from ..readout import Readout, readout_of
-from ..request import Request
+from ..request import Request, only_deletes
 
 CHUNK, TOKENS = 64, 4096  # erasures in a forward pass, and their tokens
 
@@ -173,7 +172,7 @@ def _indispensable(cache: ForwardCache, readout: Readout) -> Tensor:
     if reads_images(model):
         return (positions < leading_tokens(model, cache.main_input, cache.length)).unsqueeze(0)
     read = readout.positions
-    if read is None and not signed_layers(model):  # then it is unknown, or the end of a text
+    if read is None and only_deletes(model):  # then it is unknown, or the end of a text
         last = keep.sum(1, keepdim=True) - 1
         return (positions == 0) | (positions == last) | (cache.main_input == model.config.eos_token_id)
     if read is None:
