@@ -135,6 +135,8 @@ def explain(
         if is_table:
             if source is None or file or text or chat or as_json:
                 raise ValueError("a table has its texts in columns; leave out --file, --text, --chat and --json.")
+            if output.exists():
+                raise ValueError(f"expected a new file for --output; {output} exists. Choose another, or move it away.")
             from .rows import explain_rows
 
             explain_rows(checkpoint, Path(source), column or ["text"], output, choices, top)

@@ -40,11 +40,9 @@ def explain_rows(
         top: the number of words in the column `strongest`.
 
     Raises:
-        ValueError: an error about the table, the checkpoint or the choices, or an output that exists.
+        ValueError: an error about the table, the checkpoint or the choices.
         Exit: with code 1, if a row cannot be explained.
     """
-    if output.exists():
-        raise ValueError(f"expected a new file for --output; {output} exists. Choose another name, or move it away.")
     request = Request(**{"budget": 0} | choices)
     table = read_table(str(source))
     names = table.column_names

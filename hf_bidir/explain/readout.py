@@ -257,9 +257,9 @@ def _of_class(
     elif of_vocabulary:
         definition += " minus the mean of all tokens"
     explained = f"{shares} (y = {signed(value)})."
-    if predicted not in (target, foil):
+    if predicted not in (target, foil) and not several:
         explained += f" Prediction: {share(predicted)}."
-        if len(logits) > 2 and not several:
+        if len(logits) > 2:
             shares += f"; predicted: {share(predicted)}"
     probability = probabilities[predicted]
     rival = 1 - probability if several else probabilities[second]
