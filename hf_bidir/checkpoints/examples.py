@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from transformers import BatchFeature, PretrainedConfig, PreTrainedModel
 
 from .kinds import device_of, kind_of, takes_one_row
@@ -147,9 +146,13 @@ def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Ten
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:
-    """The floating-point tensors of a model's outputs, in order."""
-    leaves = tree_leaves(outputs)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    """The floating-point tensors of a model's outputs, in order, without those of a cache of keys and values."""
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if isinstance(outputs, list | tuple):  # torch's pytree would enter a cache once an export has registered its class
+        return [tensor for part in outputs for tensor in output_tensors(part)]
+    is_output = isinstance(outputs, Tensor) and outputs.is_floating_point()
+    return [outputs] if is_output else []
 
 
 def largest_difference(first: list[Tensor], second: list[Tensor], inputs: Mapping[str, Tensor]) -> float:

@@ -5,9 +5,11 @@ import sys
 import pytest
 import torch
 import transformers
+from torch.utils._pytree import register_pytree_node
 
 import hf_bidir
 from hf_bidir.checkpoints.centring import centre_attention
+from hf_bidir.checkpoints.examples import output_tensors
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 
 SHAPE = {
@@ -126,3 +128,20 @@ def test_coefficients_that_do_not_sum_to_1_forbid_it_and_leave_the_weights_as_th
 def test_no_batch_is_refused():
     with pytest.raises(ValueError, match="at least one batch"):
         centre_attention(model_of("BertForSequenceClassification"), [])
+
+
+class Cache:
+    """A cache of keys and values, as one looks after an export of a decoder has registered its class."""
+
+    states = torch.ones(2)
+
+
+register_pytree_node(Cache, lambda cache: ([cache.states], None), lambda states, _: Cache())
+
+
+def test_a_cache_is_not_compared_as_an_output():
+    logits, hidden = torch.zeros(1), torch.ones(1)
+    outputs = output_tensors({"logits": logits, "past_key_values": Cache(), "hidden_states": (hidden, hidden)})
+    assert [tensor is expected for tensor, expected in zip(outputs, (logits, hidden, hidden), strict=True)] == [
+        True
+    ] * 3
