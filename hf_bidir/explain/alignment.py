@@ -155,7 +155,7 @@ def alignment_of(
     notes = [*example.notes, *cache.notes[0], note, sink_note(request, example, by_token)]
     if request.verdict:
         notes.append(NO_VERDICT)
-    found = Alignment(
+    alignment = Alignment(
         **{"first_length": len(example.tokens)} | fields,
         method=str(request.method),
         model=cache.model.config.name_or_path,
@@ -165,11 +165,11 @@ def alignment_of(
         summed=bool(summed),
         notes=list(filter(None, notes)),
     )
-    outweighed = [special for row in by_token if (special := found.row_of(row).outweighing)]
+    outweighed = [special for row in by_token if (special := alignment.row_of(row).outweighing)]
     if outweighed and not example.template:
         names = ", ".join(dict.fromkeys(outweighed))
-        found.notes.insert(0, f"In {len(outweighed)} of {len(by_token)} rows {names} outweighs every word.")
-    return found
+        alignment.notes.insert(0, f"In {len(outweighed)} of {len(by_token)} rows {names} outweighs every word.")
+    return alignment
 
 
 def outputs_of(cache: ForwardCache, request: Request) -> tuple[list[str], Request]:
@@ -195,11 +195,12 @@ def _labelled(cache: ForwardCache) -> Tensor:
     """The first pieces of words with a label, or of all where none has one."""
     (example,), labels = cache.examples, cache.model.config.id2label
     firsts = torch.searchsorted(example.token_of_piece, torch.tensor(example.words))
-    found = cache.outputs_alone.logits[0].argmax(-1)[firsts].tolist()
-    places = [place for place, label in enumerate(found) if labels[label] != OUTSIDE] or range(len(found))
+    predicted = cache.outputs_alone.logits[0].argmax(-1)[firsts].tolist()
+    places = [place for place, label in enumerate(predicted) if labels[label] != OUTSIDE]
+    places = places or list(range(len(predicted)))
     if len(places) > MOST:
         cache.notes[0].append(f"Only the first {MOST} of {len(places)} words have a row; choose others by position.")
-    return firsts[list(places[:MOST])]
+    return firsts[places[:MOST]]
 
 
 def table_of(cache: ForwardCache, processor: Any, request: Request, words: Sequence[str]) -> Alignment:
@@ -208,8 +209,8 @@ def table_of(cache: ForwardCache, processor: Any, request: Request, words: Seque
         raise ValueError("details are of a single prediction; choose one by target or position, or leave them out.")
     outputs = ModelOutput(logits=cache.outputs_alone.logits.expand(len(words), *cache.outputs_alone.logits.shape[1:]))
     readout = readout_of(cache, request, outputs)
-    found = predictions(cache.model, processor, readout, outputs)
-    rows = [f"{word}{prediction.shares}" for word, prediction in zip(words, found, strict=True)]
+    predicted = predictions(cache.model, processor, readout, outputs)
+    rows = [f"{word}{prediction.shares}" for word, prediction in zip(words, predicted, strict=True)]
     return alignment_of(
         cache,
         replace(request, target=readout.targets),
@@ -237,6 +238,9 @@ def translated(model: PreTrainedModel, tokenizer: Any, example: Example, request
         ids = model.generate(**inputs, num_beams=1, do_sample=False)
         scores = _contributions(model, inputs | {"decoder_input_ids": ids[:, :-1]}, ids[0, 1:])
     generated = tokenizer.decode(ids[0], skip_special_tokens=True)
+    notes = [*example.notes]
+    if request.verdict:
+        notes.append(NO_VERDICT)
     return Alignment(
         method="contributions",
         model=model.config.name_or_path,
@@ -246,7 +250,7 @@ def translated(model: PreTrainedModel, tokenizer: Any, example: Example, request
         reading=f"Contributions {CONTRIBUTION} of source words to y, {LOGIT}: {METHODS['contributions'].how_to_read}.",
         scores={unit: example.by_token(rows.cpu()) for unit, rows in scores.items()},
         first_length=len(example.tokens),
-        notes=[*example.notes, *[NO_VERDICT] * bool(request.verdict)],
+        notes=notes,
     )
 
 

@@ -163,6 +163,11 @@ def translates(model: PreTrainedModel) -> bool:
     return model.config.is_encoder_decoder and not (kind.derives_decoder_input or kind.per_token)
 
 
+def classifies_decoded(model: PreTrainedModel) -> bool:
+    """Whether it is an encoder-decoder that classifies a text, as BART does."""
+    return model.config.is_encoder_decoder and not translates(model)
+
+
 def chooses_text(model: PreTrainedModel) -> bool:
     """Whether the model has a logit for each choice, a pair with the question."""
     return kind_of(model).task == "multiple-choice"
@@ -174,9 +179,9 @@ def of_one_choice(model: PreTrainedModel) -> PreTrainedModel:
     def forward(return_dict: bool, **inputs: Tensor) -> Any:
         return model(**{name: rows.unsqueeze(1) for name, rows in inputs.items()}, return_dict=return_dict)
 
-    one: Any = copy.copy(model)  # with the same modules
-    one.forward = forward
-    return one
+    scorer: Any = copy.copy(model)  # with the same modules
+    scorer.forward = forward
+    return scorer
 
 
 def names_tokens(model: PreTrainedModel) -> bool:

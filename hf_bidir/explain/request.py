@@ -17,6 +17,7 @@ from .forward import (
     attends_between_tokens,
     check_kind,
     chooses_text,
+    classifies_decoded,
     of_one_choice,
     pools_tokens,
     reads_image_text,
@@ -259,18 +260,18 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
 
 def only_deletes(model: PreTrainedModel) -> bool:
     """Whether deletion alone explains a model: one that is not signed, or an encoder-decoder that classifies."""
-    classifies = model.config.is_encoder_decoder and not translates(model)
-    return classifies or reads_image_text(model) or not signed_layers(model)
+    return classifies_decoded(model) or reads_image_text(model) or not signed_layers(model)
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model, by its inputs and its attention."""
-    if translates(model) and not reads_image_text(model):
-        return ["contributions"]
-    if model.config.is_encoder_decoder or reads_image_text(model):
+    if classifies_decoded(model) or reads_image_text(model):
         return [UNSIGNED]
+    if translates(model):
+        return ["contributions"]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)
-    mixes_otherwise = OTHER_LAYERS & {*(getattr(model.config.get_text_config(), "layer_types", None) or ())}
+    layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    mixes_otherwise = OTHER_LAYERS.intersection(layers)
     return [
         name
         for name, method in METHODS.items()

@@ -60,14 +60,15 @@ def read_choice(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Text], l
     """The pair of a question and the choice with the largest logit, of pairs with each choice."""
     examples = [read_text(tokenizer, text, limit) for text in texts]
     logits = torch.cat([ForwardCache(model, example.inputs).outputs_alone.logits[0] for example in examples])
-    shares = logits.float().softmax(0)
-    named = [
-        f'"{shortened(text.pair[1])}", {percent(share)}' for text, share in zip(texts, shares.tolist(), strict=True)
-    ]
+    shares = logits.float().softmax(0).tolist()
+    choices = []
+    for text, share in zip(texts, shares, strict=True):
+        _, choice = text.pair
+        choices.append(f'"{shortened(choice)}", {percent(share)}')
     best = int(logits.argmax())
-    chosen, name = examples[best], named.pop(best)
-    starts = dict(zip(("question", "choice"), chosen.texts.values(), strict=True))
-    return replace(chosen, texts=starts, notes=[CHOSEN.format(name, "; ".join(named))])
+    chosen = choices.pop(best)
+    starts = dict(zip(("question", "choice"), examples[best].texts.values(), strict=True))
+    return replace(examples[best], texts=starts, notes=[CHOSEN.format(chosen, "; ".join(choices))])
 
 
 def _spans(model: PreTrainedModel, tokenizer: Any, text: Text, encoding: Any, row: int) -> list[Span]:
