@@ -5,9 +5,10 @@ is recomputed by the stock model without hf_bidir. A score is y minus y without 
 0 (erasure) or that is left out, or a cell of the image painted in one colour (deletion). The next token has the logits
 of the last position, or those of `generate` for encoder-decoders and where a class has one of its own. A stand-in
 processor makes inputs of images with texts from those that `families_inputs.py` finds, because this tests models, not
-processors. Saves benchmarks/results/heads.csv; `make tables` makes the table of counts.
+processors. Of images with texts integrated gradients are tried too. Saves benchmarks/results/heads.csv; `make tables`
+makes the tables of counts.
 
-    python -m benchmarks.heads                         every type and head, about 5 minutes on 2 cores
+    python -m benchmarks.heads                         every type and head, about 15 minutes on 2 cores
     python -m benchmarks.heads --only clip llava       only these types, printed and not saved
 """
 
@@ -47,8 +48,9 @@ QUESTION, OTHER = "w015 w017", "w019 w021"
 PAINT = (40, 90, 200)  # the mean colour of the stand-in processor
 TOLERANCE = 1e-4  # of the largest score or y, in fp32
 POSITION = 2
+LONGEST = 200  # characters of a reason
 STATUSES = ("not built", "passes", "differs", "fails")
-COLUMNS = ("type", "head", "model", "status", "method", "scores", "difference", "reason")
+COLUMNS = ("type", "head", "model", "status", "method", "scores", "difference", "gradients", "reason")
 Row = dict[str, Any]
 Inputs = Mapping[str, Tensor]
 
@@ -105,8 +107,7 @@ def tokenizer_of(model: Any) -> PreTrainedTokenizerFast:
 @torch.no_grad()
 def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
     """The scores of an image with a text, each with the recomputed one."""
-    processor = StandIn(model)
-    image = Image.effect_noise((16, 16), 60).convert("RGB")
+    processor, image = StandIn(model), noise()
     found = explain(model, processor, (image, TEXT), budget=BUDGET, verdict=False)
 
     def y(picture: Image.Image, text: str) -> float:
@@ -133,6 +134,19 @@ def joint(model: Any) -> tuple[str, list[tuple[float, float]]]:
                     picture.putpixel((x, row), PAINT)
         pairs.append((score, whole - y(picture, " ".join(words))))
     return found.method, pairs
+
+
+def gradients_of(model: Any) -> str:
+    """Whether integrated gradients of an image with a text sum to the change of y, or why they do not apply."""
+    try:
+        found = explain(model, StandIn(model), (noise(), TEXT), "integrated-gradients", verdict=False)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:LONGEST]
+    return "other sum" if any("miss the change" in note for note in found.notes) else "sum"
+
+
+def noise() -> Image.Image:
+    return Image.effect_noise((16, 16), 60).convert("RGB")
 
 
 @torch.no_grad()
@@ -275,11 +289,12 @@ def row_of(name: str, auto: str) -> Row:
     try:
         method, pairs = HEADS[auto](model)
     except Exception as error:
-        return row | {"status": "fails", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        return row | {"status": "fails", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"}
     scores, recomputed = torch.tensor(pairs).unbind(1)
     difference = ((scores - recomputed).abs().max() / recomputed.abs().max()).item()
     status = "passes" if difference <= TOLERANCE else "differs"
-    return row | {"status": status, "method": method, "scores": len(pairs) - 1, "difference": f"{difference:.1e}"}
+    row |= {"status": status, "method": method, "scores": len(pairs) - 1, "difference": f"{difference:.1e}"}
+    return row | {"gradients": gradients_of(model)} if HEADS[auto] is joint else row
 
 
 def _built(name: str, model_class: str) -> Any:
@@ -305,6 +320,15 @@ def table(runs: DataFrame) -> str:
         share = counts.loc[head, "passes"] / (total - counts.loc[head, "not built"])
         rows.append([head, *map(str, [total, *numbers]), f"{share:.0%}"])
     return markdown(["head", "types", *STATUSES, "passes of those built"], rows)
+
+
+def gradients(runs: DataFrame) -> str:
+    """In how many models that pass with an image and a text integrated gradients sum to the change of y."""
+    tried = runs["gradients"].dropna()
+    counts = [(tried == "sum").sum(), (tried == "other sum").sum()]
+    named = ["sum to the change of y", "miss it by over 10 %", "do not apply"]
+    rows = [[name, str(count)] for name, count in zip(named, [*counts, len(tried) - sum(counts)], strict=True)]
+    return markdown(["integrated gradients", "models"], rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.signed_layers import signed_layers
 
 from .forward import ForwardCache, attends_between_tokens, forward_pass
-from .inputs.image_text import ImageTextCache
+from .image_text_cache import ImageTextCache
 from .inputs.parts import segmented
 from .inputs.text import (
     Example,

@@ -25,8 +25,9 @@ from .forward import (
     takes_embedding,
     translates,
 )
+from .image_text_cache import ImageTextCache
 from .inputs.image import read_image
-from .inputs.image_text import ImageText, ImageTextCache, read_image_text
+from .inputs.image_text import ImageText, read_image_text
 from .inputs.parts import conversation, segmented
 from .inputs.questions import read_choice, read_question
 from .inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible

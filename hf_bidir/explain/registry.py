@@ -64,7 +64,7 @@ class Method:
 
     def caption(self, part: str = "word", layer: int | None = None, head: int | None = None) -> str:
         """The description, with layers and heads, and the baseline of texts or images."""
-        baseline = "padding" if part == "word" else "the mean colour"
+        baseline = {"word": "padding", "patch": "the mean colour"}.get(part, "the mean colour and padding")
         what = self.what.format(part=part, baseline=baseline)
         what = what[0].upper() + what[1:]
         if self.layers is None:

@@ -33,6 +33,7 @@ from .registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 ENCODERS = "sentence encoders: folders of sentence-transformers, as load_checkpoint loads them"
 SINGLE = "a single prediction for a text or an image"
 UNSIGNED = "deletion"  # the method of models that are not signed
+GRADIENTS = "integrated-gradients"
 AFFORDABLE = 64  # forward passes that a default method takes at most
 OTHER_LAYERS = {"linear_attention", "mamba", "conv"}  # types that also mix tokens, from which erasure removes none
 MOST_LISTED = 1000  # characters of the positions in a message
@@ -121,7 +122,7 @@ class Request:
         check_kind(type(model), model.config)
         check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
         with ExitStack() as stack:
-            if methods_of(model) != [UNSIGNED]:
+            if not (classifies_decoded(model) or reads_image_text(model)):
                 self._sign(model, stack)
             self._check_choices(model)
             self.resolved(model)
@@ -259,14 +260,18 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
 
 
 def only_deletes(model: PreTrainedModel) -> bool:
-    """Whether deletion alone explains a model: one that is not signed, or an encoder-decoder that classifies."""
-    return classifies_decoded(model) or reads_image_text(model) or not signed_layers(model)
+    """Whether deletion alone explains a model: one of texts that is not signed, or an encoder-decoder."""
+    if reads_image_text(model):
+        return model.config.is_encoder_decoder
+    return classifies_decoded(model) or not signed_layers(model)
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model, by its inputs and its attention."""
-    if classifies_decoded(model) or reads_image_text(model):
+    if classifies_decoded(model) or (reads_image_text(model) and only_deletes(model)):
         return [UNSIGNED]
+    if reads_image_text(model):
+        return [UNSIGNED, GRADIENTS]
     if translates(model):
         return ["contributions"]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)

@@ -17,7 +17,7 @@ from .forward import ForwardCache
 from .inputs.text import signed, told_apart
 from .methods.erasure import outputs_without
 from .readout import Prediction, predictions, readout_of
-from .request import AFFORDABLE, Request, methods_of, only_deletes
+from .request import AFFORDABLE, GRADIENTS, Request, methods_of, only_deletes
 from .result import Explanation
 
 HEADLINES = ("do not rely on it", "partly", "holds")  # by the number of checks that are passed
@@ -210,9 +210,8 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) 
     """The fields of the verdict on a second method."""
     names = told_apart(explanation.tokens)
     example, has_signs = explanation.example, request.entry.explains_output
-    words, ranked = example.words, len(example.words) >= RANKED
-    if not isinstance(cache, ForwardCache):
-        return {"missing": "to an image with a text"}
+    # of the many cells that hardly matter the ranks are noise
+    words, ranked = example.words, len(example.words) >= RANKED and isinstance(cache, ForwardCache)
     if only_deletes(cache.model):
         return {"missing": "to a model that only deletion explains"}
     if request.is_part:
@@ -243,12 +242,15 @@ def _second_scores(cache: ForwardCache, request: Request, ranked: bool) -> tuple
     seconds = ["contributions", "attnlrp"]
     if not ranked or kind_of(cache.model).names_tokens:  # AttnLRP saturates less
         seconds.reverse()
+    if not isinstance(cache, ForwardCache):
+        seconds = ["deletion", GRADIENTS]
     for name in ("erasure", *seconds):
         repeats = name == request.method or {name, request.method} <= set(OCCLUSIONS)
         costs = name == "erasure" and cache.passes > AFFORDABLE
         if not repeats and not costs and name in methods_of(cache.model):
             second = replace(request, method=name)
-            with suppress(ValueError):  # an operation without a rule, or layers that do not attend over the same tokens
+            # an operation without a rule, layers that do not attend over the same tokens, or too little memory
+            with suppress(ValueError, torch.OutOfMemoryError):
                 return name, second.entry.scores(cache, second)[0].cpu()
     return "", None
 
@@ -266,10 +268,10 @@ def baseline_note(cache: ForwardCache, request: Request, processor: Any) -> str:
     """
     if "{baseline}" not in request.entry.what:
         return ""
-    from .methods.gradients import InputFunction
+    from .methods.gradients import function_of
 
-    function = InputFunction(cache, request)
+    function = function_of(cache, request)
     with in_evaluation(cache.model):
-        outputs = function.run(function.baseline, function.rows)
+        outputs = function.run(*function.ends[0], function.rows)
     (start,) = predictions(cache.model, processor, function.readout, outputs)
     return f"The baseline has y {_state(start)}; the scores explain only the change from there."

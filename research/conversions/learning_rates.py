@@ -2,10 +2,10 @@
 
     python -m research.conversions.learning_rates --data-dir DATA --model MINILM
 
-MiniLM and model_cards/minilm-tanhmax are fine-tuned as `run` fine-tunes them, on four tasks, with every rate and seed
-0; then with two more seeds at the rate of the best validation accuracy. A run becomes a row of
-results/learning_rates.csv, one that has a row is not repeated, and its model is not kept. `make tables` makes the
-tables.
+MiniLM and model_cards/minilm-tanhmax are fine-tuned on 1,000 texts of four tasks, otherwise as `run` fine-tunes them on
+SST-2, with every rate and seed 0; then with two more seeds at the rate of the best validation accuracy. A run becomes a
+row of results/learning_rates.csv, one that has a row is not repeated, and its model is not kept. `make tables` makes
+the tables.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from pandas import DataFrame
 
 from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import comparison, markdown, read_runs, spread, where
-from research.conversions.run import TASKS
+from research.conversions.report import TITLES
+from research.conversions.run import ALL, TASKS
 from research.explanations.tasks import RUNS
 from research.paper.data import SPLITS
 from research.runs import ROOT, command_line, grid, recipe, run_grid, train
@@ -27,6 +28,8 @@ from research.runs import ROOT, command_line, grid, recipe, run_grid, train
 FILE = Path(__file__).with_name("results") / "learning_rates.csv"
 RATES = (2e-5, 5e-5, 1.5e-4, 5e-4)
 SEEDS = range(3)
+TEXTS = 1000  # of training, as a user may have labelled
+EPOCHS = {"num_train_epochs": 3, "eval_strategy": "epoch"}
 SOFTMAX, SIGNED = STARTS = ("MiniLM", "minilm-tanhmax")
 
 
@@ -58,8 +61,8 @@ def measured(
 ) -> tuple[dict[str, Any], list[Path]]:
     """The accuracies of one fine-tuning, on validation and on test data."""
     data = TASKS[task]
-    files = [data.split(name, options.data_dir, RUNS) for name in SPLITS]
-    settings = recipe("sst2-minilm-full") | KEEP_LAST | data.options
+    files = [data.split(name, options.data_dir, RUNS, TEXTS if name == "train" else ALL) for name in SPLITS]
+    settings = recipe("sst2-minilm-full") | KEEP_LAST | data.options | EPOCHS
     settings |= {"model_name_or_path": options.model, "learning_rate": rate, "seed": seed}
     settings |= dict(zip(("train_file", "validation_file", "test_file"), files, strict=True))
     if start == SIGNED:
@@ -74,7 +77,7 @@ def rates(runs: DataFrame) -> str:
     """Validation accuracy by rate, one seed, and how far a rate is from the best of each row on average."""
     first = runs[runs["seed"] == SEEDS[0]]
     scores = 100 * first.pivot_table("validation_accuracy", ["task", "start"], "rate", sort=False)
-    rows = [[TASKS[task].title, start, *map("{:.1f}".format, row)] for (task, start), row in scores.iterrows()]
+    rows = [[TITLES[task], start, *map("{:.1f}".format, row)] for (task, start), row in scores.iterrows()]
     for start, group in scores.rsub(scores.max(axis=1), axis=0).groupby("start", sort=False):
         rows.append(["**below the best, mean**", start, *map("{:.1f}".format, group.mean())])
     return markdown(["data", "encoder", *map("{:g}".format, RATES)], rows)
@@ -87,7 +90,7 @@ def encoders(runs: DataFrame) -> str:
         chosen = [where(runs, task=task, start=name, rate=best_rate(runs, task, name)) for name in STARTS]
         cells = [f"{spread(group, 'test_accuracy', 100)} ({group['rate'].iloc[0]:.1g})" for group in chosen]
         difference = comparison(*chosen[::-1], "test_accuracy", 100)
-        rows.append([TASKS[task].title, str(len(chosen[0])), *cells, difference.text()])
+        rows.append([TITLES[task], str(len(chosen[0])), *cells, difference.text()])
     return markdown(["data", "seeds", "softmax (rate)", "minilm-tanhmax (rate)", "difference"], rows)
 
 

@@ -6,13 +6,17 @@ from itertools import product
 import pytest
 import torch
 from PIL import Image
+from tokenizers.models import WordPiece
 from transformers import DetrConfig, DetrForObjectDetection, WhisperConfig, WhisperForConditionalGeneration, pipeline
 from typer.testing import CliRunner
 
 import hf_bidir
+from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.cli import app
 from hf_bidir.explain import Request, explain, explain_each
-from hf_bidir.explain.inputs.image_text import ImageTextCache, read_image_text
+from hf_bidir.explain.image_text_cache import ImageTextCache
+from hf_bidir.explain.inputs.image_text import read_image_text
+from hf_bidir.explain.methods.image_text import deletion
 from tests.explain.conftest import bert, picture, saved, tokenizer, vit
 from tests.explain.image_text_models import CELLS, GREY, QUESTION, SIDE, WORDS, spotted, trained, two_towers, untrained
 
@@ -175,7 +179,7 @@ def test_cells_cover_every_pixel_of_an_image_once_and_have_a_place_on_its_grid(s
     model, processor = two_towers("clip")
     example = read_image_text(model, processor, (Image.effect_noise(size, 60).convert("RGB"), "a cat"))
     cache = ImageTextCache(model, example, None)
-    cache.deletions(Request("deletion", budget=60))
+    deletion(cache, Request("deletion", budget=60))
     (example,) = cache.examples
     cells, pixels = example.places[: example.texts[""]], torch.zeros(size)
     for left, upper, right, lower in cells:
@@ -192,7 +196,7 @@ def test_the_cell_that_matters_is_divided_and_one_whose_quarters_do_not_matter_a
     def strongest(y):
         monkeypatch.setattr(ImageTextCache, "_outputs", lambda self, inputs, _=None: {"logits": y(inputs)[:, None]})
         cache = ImageTextCache(model, example, None)
-        scores = cache.deletions(Request("deletion", budget=40))
+        scores = deletion(cache, Request("deletion", budget=40))
         return cache.examples[0].places[int(scores.argmax())]
 
     def small(inputs):  # y needs a corner of one cell
@@ -203,6 +207,51 @@ def test_the_cell_that_matters_is_divided_and_one_whose_quarters_do_not_matter_a
 
     assert strongest(small) == (4, 4, 8, 8)
     assert strongest(redundant) == (0, 0, 16, 16)
+
+
+@pytest.mark.parametrize("spot", [SPOT, (3, 0)])
+def test_integrated_gradients_name_the_cell_of_the_color_wherever_it_is_and_the_word_that_asks_for_it(namer, spot):
+    found = explain(*namer, (spotted("green", *spot), QUESTION), "integrated-gradients", verdict=False)
+    words = found.example.texts[""]
+    assert found.tokens[int(found.scores[:words].argmax())] == "cell in row {}, column {} of 4 × 4".format(*spot)
+    assert found.tokens[words + int(found.scores[words:].argmax())] == "color"
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_integrated_gradients_sum_to_the_change_from_the_painted_image_without_words(name):
+    model, processor = two_towers(name)
+    for parameter in model.text_model.parameters():  # milder weights: y is smooth on the path
+        torch.nn.init.normal_(parameter, std=0.05)
+    image = picture().resize((SIDE, SIDE))
+    found = explain(model, processor, (image, "a red car"), "integrated-gradients", verdict=False)
+    padding = {"padding": "max_length", "max_length": 64} if name == "siglip" else {}
+    inputs = processor(images=painted(image, (0, 0, SIDE, SIDE)), text="a red car", return_tensors="pt", **padding)
+    embeddings = model.text_model.embeddings.token_embedding
+    words = torch.isin(inputs["input_ids"], torch.tensor([WORDS.index(word) for word in ("a", "red", "car")]))
+
+    def padded(module, args, kwargs, states):
+        return module.weight[0].where(words[..., None], states)
+
+    with torch.no_grad(), hooked([embeddings], after=padded):
+        baseline = model(**inputs).logits_per_image.item()
+    assert found.scores.sum().item() == pytest.approx(found.value - baseline, rel=0.02, abs=1e-3)
+
+
+def test_the_verdict_on_an_image_with_a_text_compares_deletion_with_integrated_gradients(named):
+    assert named.verdict.method == "integrated-gradients"
+    assert named.verdict.headline == "holds"
+
+
+def test_integrated_gradients_of_several_tokens_are_refused(namer):
+    with pytest.raises(ValueError, match="a single token"):
+        explain(*namer, (spotted("green", *SPOT), QUESTION), "integrated-gradients", new_tokens=2)
+
+
+def test_repeated_words_and_words_of_several_pieces_have_their_places_in_the_row():
+    model, processor = two_towers("clip")
+    processor.tokenizer.backend_tokenizer.model = WordPiece({"a": 9, "##b": 12, "<unk>": 1}, unk_token="<unk>")
+    example = read_image_text(model, processor, (picture(), ["a", "ab a ab"]))
+    assert example.pieces_of(1) == [0, 2, 3, 5]
 
 
 def test_page_terminal_and_figure_have_the_image_and_the_words(named):

@@ -1,7 +1,9 @@
 """All methods under one signature; the file of a method is imported when the method is first used."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ CHEAP_NOTE = (
 )
 STREAM_NOTE = f"{{method}} is a cheap method; budget={AFFORDABLE} gives the default of single texts, {{best}}."
 FEWER_PASSES = ' With segments="sentences" (--segments sentences) it needs one per sentence.'
+
+
+logger = logging.getLogger(__name__)
 
 
 def token_scores(
@@ -54,6 +59,8 @@ def token_scores(
         cache = ForwardCache(model, inputs)
         check_position(cache.model, request.position)
         scores, _, _ = scored(cache, request)
+    for note in dict.fromkeys(chain(*cache.notes.values())):
+        logger.warning(note)
     return scores
 
 

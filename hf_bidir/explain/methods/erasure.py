@@ -19,6 +19,7 @@ from ..inputs.image import leading_tokens, patch_grid, patch_size
 from ..inputs.text import Example
 from ..readout import Readout, readout_of
 from ..request import Request, only_deletes
+from . import image_text
 
 CHUNK, TOKENS = 64, 4096  # erasures in a forward pass, and their tokens
 
@@ -70,8 +71,8 @@ def deletion(cache: ForwardCache, request: Request, *, chunk_size: int = CHUNK) 
         `[batch, length]`, as `erasure`. Zero for padding, and for tokens that cannot be deleted: the one that `y` is
         read from, and those before an image's patches. Of an image with a text `[batch or targets, tokens]`.
     """
-    if not isinstance(cache, ForwardCache):  # divides cells
-        return cache.deletions(request)
+    if not isinstance(cache, ForwardCache):
+        return image_text.deletion(cache, request)
     model = cache.model
     with in_evaluation(model):
         readout = readout_of(cache, request, cache.outputs_alone)

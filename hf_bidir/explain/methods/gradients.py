@@ -1,6 +1,6 @@
 """The explained number as a function of the input, and integrated gradients of it, computed by captum."""
 
-import logging
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -13,9 +13,11 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.activations import upcast
 
-from ..forward import ForwardCache, reads_images
+from ..forward import ForwardCache, padding_of, reads_images
+from ..image_text_cache import ImageTextCache
 from ..readout import Readout, readout_of
 from ..request import Request
+from .image_text import ImageTextFunction
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 CHUNK = 16  # points in a forward pass
@@ -23,8 +25,6 @@ MISSED = (
     "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
     "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method."
 )
-
-logger = logging.getLogger(__name__)
 
 
 class InputFunction:
@@ -56,11 +56,13 @@ class InputFunction:
         """
         if self.is_image:
             return torch.zeros_like(self.start)
-        embeddings = self.model.get_input_embeddings()
-        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
-        token = torch.tensor([max(padding, 0)], device=self.start.device)  # -1 in old configs
-        padded = embeddings(token).detach().expand_as(self.start)
-        return torch.where(self._sinks().unsqueeze(-1), self.start, padded)
+        padding = padding_of(self.model.get_input_embeddings(), self.model)
+        return torch.where(self._sinks().unsqueeze(-1), self.start, padding)
+
+    @property
+    def ends(self) -> tuple[tuple[Tensor], tuple[Tensor]]:
+        """The ends of the path of integrated gradients, in the form that captum calls."""
+        return (self.baseline,), (self.start,)
 
     @torch.no_grad()
     def _sinks(self) -> Tensor:
@@ -85,6 +87,11 @@ class InputFunction:
         """`y` `[rows]` for these input tensors, with the class and position of the whole input."""
         return self.readout.of(rows)(self.run(start, rows))
 
+    def attributed(self, slopes: Sequence[Tensor]) -> Tensor:
+        """Scores `[batch, length]` from the mean gradient on the path."""
+        (slope,) = slopes
+        return self.by_token(slope * (self.start - self.baseline))
+
     def by_token(self, scores: Tensor) -> Tensor:
         """Sum scores of the shape of `start` to `[batch, length]`, in at least fp32."""
         scores = upcast(scores.detach())
@@ -97,45 +104,51 @@ class InputFunction:
         return nn.functional.pad(by_patch.flatten(1), (leading, 0))
 
 
-def integrated_gradients(cache: ForwardCache, request: Request, *, steps: int = 50) -> Tensor:
+def integrated_gradients(cache: ForwardCache | ImageTextCache, request: Request, *, steps: int = 50) -> Tensor:
     """`(x - x') · ∫ ∂y/∂x` on the line from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
     The baseline is the embedding of the padding token at every position, in causal attention at every one but the
-    first, whose score is then 0; or an image of zeros, the mean colour after normalisation. The scores of an example
-    sum to `y(x) - y(x')`, up to the error of the integral.
+    first, whose score is then 0; or an image of zeros, the mean colour after normalisation; or a painted image with
+    padding in place of each word. The scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
 
     Args:
         steps: points on the line, each one forward and backward pass. Where the sum of an example's scores misses the
-            change of `y` by over 10 %, that is logged as a warning, and a note of the cache.
+            change of `y` by over 10 %, that is a note of the cache.
 
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
     from captum.attr import IntegratedGradients
 
+    together = isinstance(cache, ForwardCache) and not takes_one_row(cache.model)
     # of recurrent layers cuDNN has a backward pass in training mode only
     without_cudnn = torch.backends.cudnn.flags(enabled=False)
-    total = (steps + 2) * len(cache.main_input)  # and both ends, for the error
-    bar = tqdm(total=total, desc="integrated-gradients", unit="point", leave=False, delay=1)
-    with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn, bar:
-        function = InputFunction(cache, request)
+    with torch.inference_mode(False), in_evaluation(cache.model), without_cudnn:
+        function = function_of(cache, request)
+        baseline, start = function.ends
+        total = (steps + 2) * len(function.rows)  # and both ends, for the error
+        with tqdm(total=total, desc="integrated-gradients", unit="point", leave=False, delay=1) as bar:
 
-        def score(start: Tensor, rows: Tensor) -> Tensor:
-            bar.update(len(rows))
-            return function.score(start, rows)
+            def score(*inputs: Tensor) -> Tensor:
+                bar.update(len(inputs[-1]))
+                return function.score(*inputs)
 
-        scores, errors = IntegratedGradients(score).attribute(
-            function.start.clone().requires_grad_(),
-            baselines=function.baseline,
-            additional_forward_args=function.rows,
-            n_steps=steps,
-            internal_batch_size=1 if takes_one_row(cache.model) else CHUNK,
-            return_convergence_delta=True,
-        )
-    changes = scores.flatten(1).sum(1) - errors
-    missed = errors.abs() / changes.abs().clamp_min(SMALL)
-    if missed.max() > TOLERATED:
-        logger.warning(MISSED, steps, 100 * missed.max().item(), 4 * steps)
+            slopes = IntegratedGradients(score, multiply_by_inputs=False).attribute(
+                start,
+                baselines=baseline,
+                additional_forward_args=function.rows,
+                n_steps=steps,
+                internal_batch_size=CHUNK if together else 1,
+            )
+            with torch.no_grad():
+                change = score(*start, function.rows) - score(*baseline, function.rows)
+        scores = function.attributed(slopes)
+    missed = (scores.sum(1) - change).abs() / change.abs().clamp_min(SMALL)
     for row in (missed > TOLERATED).nonzero().flatten().tolist():
         cache.notes[row].append(MISSED % (steps, 100 * missed[row].item(), 4 * steps))
-    return function.by_token(scores)
+    return scores
+
+
+def function_of(cache: ForwardCache | ImageTextCache, request: Request) -> "InputFunction | ImageTextFunction":
+    """`y` as a function of the input of a model."""
+    return InputFunction(cache, request) if isinstance(cache, ForwardCache) else ImageTextFunction(cache, request)
