@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of, takes_one_row, text_limit
 from hf_bidir.common.files import RECORD, read_json
 
-from .alignment import Alignment, answer_of, continued, outputs_of, table_of, translated
+from .alignment import Alignment, outputs_of, table_of
 from .forward import (
     ForwardCache,
     chooses_text,
@@ -25,6 +25,7 @@ from .forward import (
     takes_embedding,
     translates,
 )
+from .generation import answer_of, continued, translated
 from .image_text_cache import ImageTextCache
 from .inputs.image import read_image
 from .inputs.image_text import ImageText, read_image_text
@@ -193,7 +194,7 @@ def _several(inputs: Any) -> Iterable[ONE]:
         named = f": {', '.join(map(str, columns))}" if columns is not None else ""
         raise ValueError(
             f"expected texts, pairs or images in a list or a stream, got a {type(inputs).__name__}; pass one column of "
-            f"a table{named}. `explain` takes a single one too."
+            f"a table{named}, and tensors as the tokenizer returns them, by name. `explain` takes a single one too."
         )
     return inputs
 

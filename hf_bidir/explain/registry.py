@@ -64,7 +64,7 @@ class Method:
 
     def caption(self, part: str = "word", layer: int | None = None, head: int | None = None) -> str:
         """The description, with layers and heads, and the baseline of texts or images."""
-        baseline = {"word": "padding", "patch": "the mean colour"}.get(part, "the mean colour and padding")
+        baseline = {"patch": "the mean colour", "word or cell": "the mean colour and padding"}.get(part, "padding")
         what = self.what.format(part=part, baseline=baseline)
         what = what[0].upper() + what[1:]
         if self.layers is None:

@@ -10,7 +10,7 @@ import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import explain, head_contributions
-from hf_bidir.explain.alignment import COEFFICIENT, CONTRIBUTION, MAGNITUDE
+from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
 from hf_bidir.finetune.data.tokenizer import train_words
 from tests.explain.conftest import asked, tokenizer, with_biases
 from tests.tiny_models import STOCK

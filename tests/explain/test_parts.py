@@ -78,6 +78,7 @@ def test_erasure_removes_a_segment_as_a_whole_in_one_pass():
     found = explain(model, tokenizer(), TEXT, "erasure", target=1, segments="sentences", verdict=False)
     cache = ForwardCache(model, found.example.inputs, found.example.token_of_piece[None])
     assert len(passes) == 1 + cache.passes == 1 + len(found.tokens)
+    assert "when no layer attends to the segment" in str(found)
     inputs = tokenizer()(TEXT, return_tensors="pt")
     whole = model(**inputs).logits[0, 1]
     kept = torch.ones_like(inputs["attention_mask"])

@@ -55,7 +55,7 @@ def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path)
         (("{folder}", "{folder}/config.json"), "config.json; BidirBertForSequenceClassification is a model of texts"),
         (
             ("{folder}", "absent.PNG"),
-            "got the file name absent.PNG; BidirBertForSequenceClassification is a model of texts",
+            "got the name of a file that does not exist, absent.PNG; BidirBertForSequenceClassification is",
         ),
         (
             ("{folder}", "{folder}/model.safetensors"),

@@ -56,6 +56,7 @@ class Example:
         places: of each token, its first character in the text and the one after its last; of patches the left, top,
             right and bottom edge in pixels of the image that the model reads; None for special tokens. Empty where a
             tokenizer reports none.
+        whole: whether tokens are segments.
     """
 
     inputs: dict[str, Tensor]
@@ -72,12 +73,13 @@ class Example:
     text: str = ""
     parts: Sequence[tuple[int, ...]] = ()
     places: Sequence[Place] = ()
+    whole: bool = False
 
     @property
     def part(self) -> str:
         """What a token is called."""
         if self.grid is None:
-            return "word"
+            return "segment" if self.whole else "word"
         return "word or cell" if self.texts else "patch"
 
     @property
@@ -252,6 +254,7 @@ def _by_words(tokenizer: Any, text: Text, encoding: Any, row: int, inputs: dict[
         text=text.content,
         parts=() if text.whole else text.parts,
         places=places,
+        whole=text.whole,
     )
 
 
