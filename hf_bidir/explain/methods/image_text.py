@@ -1,12 +1,13 @@
 """Scores of the words of texts and of the cells of an image: by deletion, coarse to fine, and for gradients."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.utils import ModelOutput
 
@@ -15,7 +16,7 @@ from hf_bidir.modeling.activations import upcast
 
 from ..forward import padding_of
 from ..image_text_cache import ImageTextCache
-from ..inputs.image_text import ImageText, Span
+from ..inputs.image_text import ImageText, Inputs, Span
 from ..readout import Readout, readout_of
 from ..request import Request
 
@@ -95,34 +96,54 @@ class ImageTextFunction:
         rows: the index of the single example.
     """
 
-    @torch.no_grad()
     def __init__(self, cache: ImageTextCache, request: Request) -> None:
-        model: Any = cache.model
-        self.cache, self.readout = cache, readout_of(cache, request, cache.outputs_alone)
+        self.cache = cache
+        self.readout = readout_of(cache, request, cache.outputs_alone)
+        self._check()
+        self.example = _with_cells(cache, self.readout)
+        self.pixels = [name for name, value in self.example.inputs.items() if value.is_floating_point()]
+        self.rows = torch.tensor([0])
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Raise ValueError for several tokens, or for a model whose `generate` does more than call it."""
         if len(self.readout.weights) > 1:
             raise ValueError("expected a single token for integrated gradients; leave out new_tokens (--new-tokens).")
-        ways = [self.readout(outputs) for outputs in (cache.outputs_alone, cache.called(cache.examples[0].inputs))]
-        if not torch.allclose(*ways, rtol=ALIKE, atol=ALIKE):
-            raise ValueError(f"{type(model).__name__} generates otherwise than it is called; deletion explains it.")
-        # models of two towers have none of their own
-        self.embeddings = getattr(model, "text_model", model).get_input_embeddings()
-        self.rows = torch.tensor([0])
-        example = self.example = _with_cells(cache, self.readout)
-        self.pieces = [
-            (row, slice(first, last))
-            for row in cache.texts_of(self.readout).values()
-            for first, last in pairwise(example.pieces_of(row))
-        ]
-        self.pixels = [name for name, value in example.inputs.items() if value.is_floating_point()]
+        (example,) = self.cache.examples
+        generated = self.readout(self.cache.outputs_alone)
+        called = self.readout(self.cache.called(example.inputs))
+        if not torch.allclose(generated, called, rtol=ALIKE, atol=ALIKE):
+            name = type(self.cache.model).__name__
+            raise ValueError(f"{name} generates otherwise than it is called; deletion explains it.")
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """The layer that embeds words; models of two towers have it in that of the text."""
+        model: Any = self.cache.model
+        return getattr(model, "text_model", model).get_input_embeddings()
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, slice]]:
+        """The row of model inputs that has each word, and its pieces there."""
+        texts = self.cache.texts_of(self.readout).values()
+        bounds = [(row, pairwise(self.example.pieces_of(row))) for row in texts]
+        return [(row, slice(*pair)) for row, pairs in bounds for pair in pairs]
+
+    @cached_property
+    @torch.no_grad()
+    def ends(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The ends of the path of integrated gradients, in the form that captum calls: with a dimension of examples."""
+        example = self.example
         painted = example.prepared(*example.without([(0, 0, *example.image.size)]))
-        states = self.embeddings(example.inputs["input_ids"])
-        padded = states.clone()
+        words = self.embeddings(example.inputs["input_ids"])
+        padded = words.clone()
         for piece in self.pieces:
-            padded[piece] = padding_of(self.embeddings, model)
-        self.ends = [
-            tuple(part.unsqueeze(0) for part in (*map(inputs.__getitem__, self.pixels), words))
-            for inputs, words in ((painted, padded), (example.inputs, states))
-        ]
+            padded[piece] = padding_of(self.embeddings, self.cache.model)
+
+        def end(inputs: Inputs, states: Tensor) -> tuple[Tensor, ...]:
+            return tuple(part.unsqueeze(0) for part in (*(inputs[name] for name in self.pixels), states))
+
+        return end(painted, padded), end(example.inputs, words)
 
     def run(self, *inputs: Tensor) -> ModelOutput:
         """The outputs for pixels, the embeddings of words, and the rows."""
@@ -147,8 +168,8 @@ class ImageTextFunction:
         """
         example = self.example
         *images, words = (upcast(slope[0]) for slope in slopes)
-        padded, states = (end[-1][0] for end in self.ends)
-        by_piece = (words * (states - padded)).sum(-1)
+        (*_, padded), (*_, states) = self.ends
+        by_piece = (words * (states - padded)[0]).sum(-1)
         cells = by_piece.new_zeros(len(example.boxes))
         for index, box in enumerate(example.boxes.values()):
             painted = example.prepared(*example.without([box]))
