@@ -10,8 +10,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.kinds import SEVERAL_LABELS, kind_of
 
-from .forward import ForwardCache
-from .image_text_cache import ImageTextCache
+from .forward import AnyCache, ForwardCache
 from .inputs.text import percent, shortened, told_apart
 from .listing import Listing
 from .methods import scored, sink_note
@@ -78,6 +77,7 @@ class Alignment(Result):
 
     def by_sentence(self) -> list[tuple[str, str, Listing]]:
         """The name, the sum as text and the tokens of each sentence of a prompt."""
+        assert self.listing is not None
         parted = replace(self.listing, texts=self.sentences)
         return [(name, part.number(part.shown.sum().item()), part) for name, part in parted.by_text()]
 
@@ -107,7 +107,7 @@ class Alignment(Result):
 
 
 def alignment_of(
-    cache: ForwardCache | ImageTextCache,
+    cache: AnyCache,
     request: Request,
     *,
     y: str,
@@ -150,7 +150,7 @@ def alignment_of(
     return alignment
 
 
-def outputs_of(cache: ForwardCache, request: Request) -> tuple[list[str], Request]:
+def outputs_of(cache: AnyCache, request: Request) -> tuple[list[str], Request]:
     """What is explained of a text: a request for one output or several, and the words of a tagger that they are of.
 
     Of a tagger without a position the words with a label, or all where none has one; of a model with several labels and
@@ -181,7 +181,7 @@ def _labelled(cache: ForwardCache) -> Tensor:
     return firsts[places[:MOST]]
 
 
-def table_of(cache: ForwardCache, processor: Any, request: Request, words: Sequence[str]) -> Alignment:
+def table_of(cache: AnyCache, processor: Any, request: Request, words: Sequence[str]) -> Alignment:
     """A row of scores for each output of a request of `outputs_of`."""
     if request.details:
         raise ValueError("details are of a single prediction; choose one by target or position, or leave them out.")

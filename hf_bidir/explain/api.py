@@ -17,6 +17,7 @@ from hf_bidir.common.files import RECORD, read_json
 
 from .alignment import Alignment, outputs_of, table_of
 from .forward import (
+    AnyCache,
     ForwardCache,
     chooses_text,
     names_tokens,
@@ -237,7 +238,7 @@ def _explanations(
     tokenizer = getattr(processor, "tokenizer", processor)
     if kind_of(model).per_token or names_tokens(model):
         request = request.at_token(model, tokenizer, examples[0])
-    cache = _cache_of(model, processor, examples, request)
+    cache: AnyCache = _cache_of(model, processor, examples, request)
     if request.generates:
         yield answer_of(cache, tokenizer, request)
         return

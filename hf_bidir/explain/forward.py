@@ -127,6 +127,9 @@ class ForwardCache:
         return read_position(self.coefficients[-1], self.keep)
 
 
+AnyCache = ForwardCache | Any  # or an ImageTextCache, as far as an image with a text has the same attributes
+
+
 def attends_between_tokens(model: PreTrainedModel) -> bool:
     """Whether every token is a query; others have a single one for the whole text."""
     return getattr(model, "attends_between_tokens", True)

@@ -14,8 +14,7 @@ from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.signed_layers import signed_layers
 
 from .alignment import NO_VERDICT, Alignment, alignment_of
-from .forward import ForwardCache, attends_between_tokens, forward_pass
-from .image_text_cache import ImageTextCache
+from .forward import AnyCache, ForwardCache, attends_between_tokens, forward_pass
 from .inputs.parts import segmented
 from .inputs.text import Example, Text, check_prompt, spelled, told_apart, visible
 from .registry import METHODS
@@ -125,7 +124,7 @@ def continued(model: PreTrainedModel, tokenizer: Any, example: Example, request:
     )
 
 
-def answer_of(cache: ImageTextCache, tokenizer: Any, request: Request) -> Alignment:
+def answer_of(cache: AnyCache, tokenizer: Any, request: Request) -> Alignment:
     """Explain each token of what is generated about an image and a text."""
     outputs = cache.outputs_alone
     return _explained(cache, tokenizer, request, outputs.ids, outputs.logits.cpu(), "answer")
@@ -152,7 +151,8 @@ def _sentences(example: Example) -> dict[str, int]:
     """The sentences of a prompt of words, if it has several, and the first token of each."""
     if not example.places:  # of a tokenizer without character offsets
         return {}
-    parted, starts = segmented(Text(example.text, example.parts), "sentences"), {}
+    parted = segmented(Text(example.text, tuple(example.parts)), "sentences")
+    starts: dict[int | None, int] = {}
     for token in example.words:
         starts.setdefault(parted.part_at(example.places[token][0]), token)
     if not len(starts) == len(parted.names) > 1:  # a tokenizer that does not split words

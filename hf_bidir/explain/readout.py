@@ -16,7 +16,7 @@ from hf_bidir.checkpoints.kinds import SEVERAL_LABELS
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.activations import upcast
 
-from .forward import ForwardCache, chooses_text, names_tokens, reads_image_text, takes_embedding, token_positions
+from .forward import AnyCache, chooses_text, names_tokens, reads_image_text, takes_embedding, token_positions
 from .inputs.text import Answer, percent, signed, spelled, visible
 from .request import Request, Target, check_position
 
@@ -61,11 +61,13 @@ class Readout:
 
     def of(self, examples: Tensor) -> "Readout":
         """The readout of a batch composed of these examples, `[rows]`."""
-        parts = {name: value[examples] if isinstance(value, Tensor) else value for name, value in vars(self).items()}
+        parts: dict[str, Any] = {
+            name: value[examples] if isinstance(value, Tensor) else value for name, value in vars(self).items()
+        }
         return Readout(**parts)
 
 
-def readout_of(cache: ForwardCache, request: Request, outputs: ModelOutput | None = None) -> Readout:
+def readout_of(cache: AnyCache, request: Request, outputs: ModelOutput | None = None) -> Readout:
     """Resolve target and position of a request for the outputs in a cache, or for others of the same model.
 
     Without a head there is no target: `y` is the projection of the hidden state, or of the embedding, on itself. For a
@@ -212,7 +214,7 @@ def _of_answer(answer: Answer, outputs: Any, value: float) -> Prediction:
     explained = f"{share} (y = {signed(value)})."
     if answer.predicted not in (None, answer.text):
         explained += f' Prediction: "{answer.predicted}", {percent(answer.probability)}.'
-    named = {"definition": ANSWER, "shares": share, "target_name": answer.text}
+    named: dict[str, Any] = {"definition": ANSWER, "shares": share, "target_name": answer.text}
     return Prediction(explained, value, answer.predicted, answer.probability, **named)
 
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
@@ -37,8 +37,8 @@ GRADIENTS = "integrated-gradients"
 AFFORDABLE = 64  # forward passes that a default method takes at most
 OTHER_LAYERS = {"linear_attention", "mamba", "conv"}  # types that also mix tokens, from which erasure removes none
 MOST_LISTED = 1000  # characters of the positions in a message
-Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
-Position = int | str | Sequence[int] | Tensor | None
+Target = Any  # int | str | Sequence[int] | Tensor | None: one for all examples, or one per example
+Position = Any  # int | str | Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The scores of one example or several: printed, drawn, as a page, in a notebook, and as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -53,7 +53,7 @@ class Result:
     version: str = __version__
     day: date = field(default_factory=date.today)
     verdict: "Verdict | None" = None
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def unit(self) -> str:

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 
-from .forward import ForwardCache
+from .forward import AnyCache, ForwardCache
 from .inputs.text import signed, told_apart
 from .methods.erasure import outputs_without
 from .readout import Prediction, predictions, readout_of
@@ -132,7 +132,7 @@ class Verdict:
 
     def _others(self) -> str:
         """A sentence where the probability of what is explained moves against its logit."""
-        before, after = self.before.share, self.after and self.after.share
+        before, after = self.before.share, self.after.share if self.after else None
         rises = 0 if before is None or after is None else after - before
         if rises * self.change <= 0 or abs(rises) < SHIFT:
             return ""
@@ -163,7 +163,7 @@ def _state(prediction: Prediction) -> str:
 
 
 @torch.no_grad()
-def verdict_of(cache: ForwardCache, request: Request, processor: Any, explanation: Explanation) -> Verdict:
+def verdict_of(cache: AnyCache, request: Request, processor: Any, explanation: Explanation) -> Verdict:
     """The verdict on an explanation of the single example in a cache.
 
     Args:
@@ -206,7 +206,7 @@ def _strongest(explanation: Explanation, read: Sequence[int]) -> list[int]:
     return strong[:most]
 
 
-def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) -> dict[str, Any]:
+def _agreement(cache: AnyCache, request: Request, explanation: Explanation) -> dict[str, Any]:
     """The fields of the verdict on a second method."""
     names = told_apart(explanation.tokens)
     example, has_signs = explanation.example, request.entry.explains_output
@@ -229,15 +229,16 @@ def _agreement(cache: ForwardCache, request: Request, explanation: Explanation) 
     if not pair.diff().any(1).all():
         return {"missing": "where all words have the same score"}
     large = (pair.abs() >= MATTERS * pair.abs().amax(1, keepdim=True)).all(0)
+    correlation = torch.corrcoef(_ranks(pair))[0, 1] if ranked else cosine_similarity(pair[0], pair[1], dim=0)
     return {
         "method": second,
-        "correlation": (torch.corrcoef(_ranks(pair))[0, 1] if ranked else cosine_similarity(*pair, dim=0)).item(),
+        "correlation": correlation.item(),
         "ranked": ranked,
         "differing": [names[index] for index in compress(words, large & (pair.prod(0) < 0))],
     }
 
 
-def _second_scores(cache: ForwardCache, request: Request, ranked: bool) -> tuple[str, Tensor | None]:
+def _second_scores(cache: AnyCache, request: Request, ranked: bool) -> tuple[str, Tensor | None]:
     """The first other method that applies, and its scores `[length]`."""
     seconds = ["contributions", "attnlrp"]
     if not ranked or kind_of(cache.model).names_tokens:  # AttnLRP saturates less
@@ -261,7 +262,7 @@ def _ranks(scores: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def baseline_note(cache: ForwardCache, request: Request, processor: Any) -> str:
+def baseline_note(cache: AnyCache, request: Request, processor: Any) -> str:
     """One sentence on the prediction for the baseline of the method; empty for a method without one.
 
     Of a baseline that has most of y the scores explain little.
@@ -270,7 +271,7 @@ def baseline_note(cache: ForwardCache, request: Request, processor: Any) -> str:
         return ""
     from .methods.gradients import function_of
 
-    function = function_of(cache, request)
+    function: Any = function_of(cache, request)
     with in_evaluation(cache.model):
         outputs = function.run(*function.ends[0], function.rows)
     (start,) = predictions(cache.model, processor, function.readout, outputs)

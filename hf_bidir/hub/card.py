@@ -140,7 +140,7 @@ def _as_yaml(options: Json) -> str:
 def _licences(run: Json, previous: Json) -> dict[str, str | None]:
     """The licence of the training data of a run and of the run before it, by name; None where the record has none."""
     parts = [record["data"]["train"] for record in (previous, run) if "train" in record.get("data", {})]
-    licences = {}
+    licences: dict[str, str | None] = {}
     for part in parts:
         name = _data_set(part) or part.get("title") or part["source"]
         licences |= part.get("licenses") or {name: part.get("license")}

@@ -108,7 +108,7 @@ class Predictions:
     def _explanations(self) -> list[str]:
         """The explanations of the worst errors as HTML, or why one cannot be explained."""
         processor = getattr(self.collator, "tokenizer", None) or self.collator.processor
-        pages = []
+        pages: list[str] = []
         for row in self.worst.index:  # one by one, with the method and the verdict of a single input
             try:
                 from hf_bidir.explain import explain

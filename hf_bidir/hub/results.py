@@ -86,7 +86,7 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """The results in a checkpoint folder; empty where files are missing."""
-    run = {"data": {}} | read_json(folder / RECORD)
+    run: Json = {"data": {}} | read_json(folder / RECORD)
     measured = read_json(folder / RESULTS)
     evaluation = read_json(folder / EVALUATION)
     evaluated = evaluation.get("files", {})

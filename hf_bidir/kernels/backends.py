@@ -109,8 +109,9 @@ def _attend_like_flex(call: LayerCall) -> Attended:
         from torch.nn.attention.flex_attention import create_mask
 
         if not hasattr(mask, "keep"):  # the layers of a forward pass share the block mask
-            shape = *mask.shape[:2], call.query.shape[2], call.key.shape[2]
-            mask.keep = create_mask(mask.mask_mod, *shape, call.query.device)
+            batch, heads, *_ = mask.shape
+            lengths = call.query.shape[2], call.key.shape[2]
+            mask.keep = create_mask(mask.mask_mod, batch, heads, *lengths, call.query.device)
         mask = mask.keep
     return attend_by("auto", call._replace(mask=mask, options=call.options | {"is_causal": False}))
 

@@ -68,7 +68,7 @@ class BidirMixin(_Stock):
             base = next(base for base in made.__mro__ if base.__module__ == __name__)
             made.__module__ = __name__
             made.__name__ = made.__qualname__ = base.__name__
-        config = self.config
+        config = self.config  # type: ignore[has-type]
         if isinstance(config.attn_negative_mass, list) and (layers := signed_layers(self)):
             self.config = copy.copy(config)  # of the layers that are left
             self.config.attn_negative_mass = [config.attn_negative_mass[layer.signed_index] for layer in layers]

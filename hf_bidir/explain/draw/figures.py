@@ -12,7 +12,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..inputs.text import shortened, signed, visible
@@ -29,7 +29,7 @@ CAPTION_DENSITY = 15  # characters per inch of a caption
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
 DISC = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
 MARK = CENTRED | {"fontsize": 9, "fontweight": "bold", "bbox": DISC}
-Canvas = Figure | SubFigure
+Canvas = Any  # Figure | SubFigure
 Array = Tensor | np.ndarray | Sequence[Any]
 Color = tuple[float, float, float, float]
 

@@ -186,7 +186,8 @@ def figure_of(result: Any) -> Figure:
     parts = [f"{result.reading} {section.caption}", *verdict, *result.notes]
     if section.figure is not None and section.lines:
         figure = Figure(figsize=(10, 7), layout="constrained")
-        above, below = figure.subfigures(2, 1, height_ratios=(3, 1))
+        panels: Any = figure.subfigures(2, 1, height_ratios=(3, 1))
+        above, below = panels
         picture_of(result.example, [result.listing.scores], section.unit, section.scale, figure=above)
         draw_words(result.listing, section.unit, section.scale, below)
     elif section.figure is not None:

@@ -24,7 +24,7 @@ from .text import Example, Place, Text, word_places
 SIGLIP = {"padding": "max_length", "max_length": 64}  # as it was trained
 CHAT = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
 DRAWN = 512  # pixels that the longer side of a picture has at most
-Inputs = Mapping[str, Tensor]
+Inputs = dict[str, Tensor]
 Span = tuple[int, ...]
 
 
@@ -125,7 +125,7 @@ def read_image_text(model: PreTrainedModel, processor: Any, inputs: Any) -> Imag
     name, writes = type(model).__name__, writes_about_images(model)
     if not isinstance(processor, ProcessorMixin):
         raise ValueError(f"expected the processor of {name} (AutoProcessor), got a {type(processor).__name__}.")
-    pair = (inputs.get("image"), inputs.get("text")) if isinstance(inputs, Mapping) else inputs
+    pair: Any = (inputs.get("image"), inputs.get("text")) if isinstance(inputs, Mapping) else inputs
     match pair:
         case (file, str(text)):
             texts = [text]

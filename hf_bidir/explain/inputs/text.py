@@ -21,7 +21,7 @@ APOSTROPHE = re.compile(r"(?<=[^\W\d_]|[\u0300-\u036f])['’](?=[^\W\d_])")  # b
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
-Place = tuple[int, ...] | None
+Place = Any  # tuple[int, ...], None of a special token
 NO_WORD = "expected a text with at least one word, got {}."
 NO_INPUTS = ("offset_mapping", "overflow_to_sample_mapping")  # that a tokenizer returns beside those of a model
 
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     text: str
     positions: list[int]  # of its first and last token
     predicted: str | None  # None if it is not known, as without some words
-    probability: float | None  # of the predicted one
+    probability: Any  # of the predicted one, or None
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Example:
     grid: tuple[int, int] | None = None
     file: str = ""
     text: str = ""
-    parts: Sequence[tuple[int, ...]] = ()
+    parts: Sequence[tuple[int, int]] = ()
     places: Sequence[Place] = ()
     whole: bool = False
 

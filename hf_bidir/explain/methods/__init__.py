@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.signing import as_signed
 
-from ..forward import ForwardCache
+from ..forward import AnyCache, ForwardCache
 from ..inputs.text import Example
 from ..registry import LAYER_DEFAULT, NoRule
 from ..request import AFFORDABLE, Request, Target, check_position
@@ -64,7 +64,7 @@ def token_scores(
     return scores
 
 
-def scored(cache: ForwardCache, request: Request) -> tuple[Tensor, Request, str]:
+def scored(cache: AnyCache, request: Request) -> tuple[Tensor, Request, str]:
     """The scores, the request with the method that they are of, and a note on the choice of a default method.
 
     Where the default method has no rule for an operation of the model, they are contributions.
@@ -85,7 +85,7 @@ def scored(cache: ForwardCache, request: Request) -> tuple[Tensor, Request, str]
     return _scores(cache, resolved), resolved, note
 
 
-def _scores(cache: ForwardCache, request: Request) -> Tensor:
+def _scores(cache: AnyCache, request: Request) -> Tensor:
     """Scores `[batch, length]`, or of several targets of one text, each with its position if any, `[targets, length]`.
 
     Those run in batches; methods with a forward pass per token compute all of them at once.

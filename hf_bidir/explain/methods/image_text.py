@@ -47,7 +47,7 @@ def deletion(cache: ImageTextCache, request: Request) -> Tensor:
             if place not in falls:
                 falls[place] = whole - readout(cache.without([place]))
                 bar.update()
-        return sum(falls[place] for place in places).abs().sum().item()
+        return torch.stack([falls[place] for place in places]).sum(0).abs().sum().item()
 
     with tqdm(total=request.budget, desc="deletion", unit="call", leave=False, delay=1) as bar:
         if not example.tokens:
