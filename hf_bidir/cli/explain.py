@@ -77,7 +77,7 @@ def explain(
         Option(help="Tables: the column of texts, or of paths of images, by default text; twice for pairs."),
     ] = None,
     details: Annotated[
-        bool, Option("--details", help="Add one head, all heads, rollout and flow to the page.")
+        bool, Option("--details", help="Add one head, and the contributions of all heads, to the page.")
     ] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print the explanation as JSON, and nothing else; write no page.")

@@ -1,7 +1,6 @@
 """Explain predictions in one call: for a text, a pair, an image, a list or stream of them, or generated text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -35,12 +34,11 @@ from .inputs.questions import read_choice, read_question
 from .inputs.text import Example, Text, check_prompt, read_tensors, read_text, shortened, visible
 from .methods import scored, sink_note
 from .readout import predictions, readout_of
-from .request import Request, methods_of
+from .request import Request
 from .result import Explanation, Explanations
 from .verdict import OPPOSITE, baseline_note, verdict_of
 
 ONE = str | Path | Image.Image | tuple | Mapping
-RANKINGS = {"rollout": 10_000, "flow": 100}  # among the details, for at most so many tokens
 
 
 def explain(
@@ -297,18 +295,9 @@ def _details(cache: ForwardCache, example: Example, request: Request) -> dict[st
     from .coefficients import head_of_query
     from .methods.contributions import head_contributions
 
-    rankings = {}
-    for name, longest in RANKINGS.items():
-        if name == request.method or name not in methods_of(cache.model) or len(example.token_of_piece) > longest:
-            continue
-        ranking = replace(request, method=name, layer=None, head=None)
-        with suppress(ValueError):  # layers that do not attend over the same tokens
-            (row,) = ranking.entry.scores(cache, ranking)
-            rankings[name] = example.by_token(row.cpu(), ranking.entry.additive)
     return {
         "coefficients": head_of_query(cache, example, request),
         "heads": head_contributions(cache, request)[0].sum(-1),
-        "rankings": rankings,
     }
 
 

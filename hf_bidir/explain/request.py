@@ -66,7 +66,7 @@ class Request:
         continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
             which a space separates from it, or of at most `new_tokens` greedily generated tokens.
         details: also compute the coefficients of one head, by default that of the last layer which adds most to the
-            query that the output is read from; the contribution of each layer and head; rollout and flow.
+            query that the output is read from; and the contribution of each layer and head.
         verdict: also predict without the strongest words or patches, and score by a second method; by default for the
             single input of `explain`.
         budget: the forward passes per text up to which the default method is the best one, and not a cheap one; by

@@ -1,7 +1,6 @@
 """The scores of one example or several: printed, drawn, as a page, in a notebook, and as JSON."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -132,8 +131,8 @@ class Explanation(Prediction, Result):
     Attributes:
         layer, head: as in `token_scores`.
         scores: `[tokens]`, one per word or patch; special tokens included.
-        coefficients, heads, rankings: details, if they were asked for: the coefficients of one head; the contributions
-            of each layer and head, summed over all tokens, `[layers, heads]`; and the scores of rollout and flow.
+        coefficients, heads: details, if they were asked for: the coefficients of one head, and the contributions of
+            each layer and head, summed over all tokens, `[layers, heads]`.
     """
 
     layer: int | None
@@ -141,7 +140,6 @@ class Explanation(Prediction, Result):
     scores: Tensor
     coefficients: "Coefficients | None" = None
     heads: Tensor | None = None
-    rankings: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> list[str]:

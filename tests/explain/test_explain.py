@@ -262,9 +262,8 @@ def test_details_are_computed_where_they_are_asked_for():
         for head in range(2):
             alone = explained(TEXTS[0], target=1, layer=layer, head=head)
             torch.testing.assert_close(found.heads[layer, head], alone.scores.sum(), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found.rankings["flow"], explained(TEXTS[0], "flow").scores)
     plain = explained(TEXTS[0])
-    assert (plain.coefficients, plain.heads, plain.rankings) == (None, None, {})
+    assert (plain.coefficients, plain.heads) == (None, None)
 
 
 def test_scores_that_a_sink_fills_have_a_note():

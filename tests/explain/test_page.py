@@ -91,14 +91,14 @@ def test_the_scores_come_first_and_what_was_asked_for_is_folded_with_a_scale_of_
         source = (vit(), ViTImageProcessor(size={"height": 8, "width": 8}), picture())
     found = explain(*source, "contributions", details=True)
     sections = list(sections_of(found))
-    shown = [found.scores, found.coefficients.values, *found.rankings.values()]
+    shown = [found.scores, found.coefficients.values]
     limits = [scores[found.example.words].abs().max().item() for scores in shown]
-    limits.insert(2, found.heads.abs().max().item())
+    limits.append(found.heads.abs().max().item())
     assert [section.scale.limit for section in sections] == pytest.approx(limits)
     images = kind == "image"
-    assert [section.figure is not None for section in sections] == [images, images, True, images, images]
+    assert [section.figure is not None for section in sections] == [images, images, True]
     first, folded = found._repr_html_().split("<details>")
-    assert [part.count("<h2>") for part in (first, *folded.split("</details>"))] == [0, 4, 0]
+    assert [part.count("<h2>") for part in (first, *folded.split("</details>"))] == [0, 2, 0]
     sentences = [found.reading, f"<b>{found.verdict.title}</b> With", *found.notes]
     order = [escape(found.explained), "<img" if images else 'class="word"', *sentences]
     places = [first.find(part) for part in order]

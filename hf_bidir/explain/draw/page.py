@@ -95,13 +95,11 @@ def sections_of(result: Any, scale: Scale | None = None) -> Iterator[Section]:
         return
     listing = result.listing
     yield _section(result, "", result.unit, listing, scale or scale_of(result, listing.shown))
-    unsigned = replace(listing, has_signs=False)
     if (head := result.coefficients) is not None:
-        yield _section(result, head.heading, COEFFICIENT, replace(unsigned, scores=head.values), caption=head.caption)
+        values = replace(listing, has_signs=False, scores=head.values)
+        yield _section(result, head.heading, COEFFICIENT, values, caption=head.caption)
     if result.heads is not None and result.heads.numel() > 1:
         yield _heads(result)
-    for name, scores in result.rankings.items():
-        yield _section(result, METHODS[name].caption(), METHODS[name].unit, replace(unsigned, scores=scores))
 
 
 def _section(
