@@ -324,7 +324,7 @@ def table(runs: DataFrame) -> str:
 
 def gradients(runs: DataFrame) -> str:
     """In how many models that pass with an image and a text integrated gradients sum to the change of y."""
-    tried = runs["gradients"].dropna()
+    tried = runs.loc[runs["status"] == "passes", "gradients"].dropna()
     counts = [(tried == "sum").sum(), (tried == "other sum").sum()]
     named = ["sum to the change of y", "miss it by over 10 %", "do not apply"]
     rows = [[name, str(count)] for name, count in zip(named, [*counts, len(tried) - sum(counts)], strict=True)]

@@ -333,7 +333,7 @@ def downloads() -> str:
         if folder.name.startswith(ENCODER):
             encoders = read_runs(EMBEDDINGS).set_index("encoder")["found"]
             found = [f"{encoders[of]:.3f}" for of in ("healed", "softmax")]
-            rows.append([name, "AG News: the description of a title", "found", *found])
+            rows.append([name, "AG News test split", "titles matched to their description", *found])
             continue
         result = read_card(folder / "README.md").data.eval_results[0]
         metric, seeds = result.metric_name or result.metric_type, read_json(folder / "seeds.json")

@@ -160,7 +160,8 @@ def outputs_of(cache: AnyCache, request: Request) -> tuple[list[str], Request]:
     if kind_of(model).task == "token-classification":
         if request.position is None:
             request = replace(request, position=_labelled(cache))
-        names = [told_apart(example.tokens)[token] for token in example.token_of_piece[request.position].reshape(-1)]
+        position: Any = request.position
+        names = [told_apart(example.tokens)[token] for token in example.token_of_piece[position].reshape(-1)]
         return [f"{name}: " for name in names], request
     if model.config.problem_type == SEVERAL_LABELS and request.target is None and example.grid is None:
         (logits,) = cache.outputs_alone.logits

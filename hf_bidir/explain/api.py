@@ -269,6 +269,7 @@ def _explanations(
         )
         if judged:
             explanation = replace(explanation, verdict=verdict_of(cache, request, tokenizer, explanation))
+            explanation.notes.extend(note for note in cache.notes[index] if note not in notes)
         elif explanation.is_opposite:
             explanation.notes.append(OPPOSITE)
         yield explanation

@@ -241,13 +241,6 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     return {key: value.to(device_of(model)).clone() for key, value in rows.items()}
 
 
-def padding_of(embeddings: nn.Module, model: PreTrainedModel) -> Tensor:
-    """The embedding of the padding token, `[1, hidden]`."""
-    padding = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-    token = torch.tensor([max(padding, 0)], device=device_of(model))  # -1 in old configs
-    return embeddings(token).detach()
-
-
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
     """Boolean `[batch, length]`, False for padding."""
     if "attention_mask" in inputs:

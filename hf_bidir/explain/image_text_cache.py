@@ -7,6 +7,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import torch
@@ -52,17 +53,19 @@ class ImageTextCache:
         return self._outputs(example.prepared(*example.without(places)), self.outputs_alone.get("ids"))
 
     def called(self, inputs: Inputs) -> ModelOutput:
-        """The outputs of one call, with gradients, as far as `y` of a single token or of similarities needs them."""
-        outputs: Any = self.model(**inputs, return_dict=True)
+        """The outputs of one call: the similarities, or the logits of the next token."""
+        model: Any = self.model
+        last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
+        with in_evaluation(model):
+            outputs = model(**inputs, **last, return_dict=True)
         return ModelOutput(logits=outputs.logits[:, -1] if self.writes else outputs.logits_per_image)
 
-    @torch.no_grad()
     def _outputs(self, inputs: Inputs, ids: Tensor | None = None) -> ModelOutput:
         model: Any = self.model
-        with in_evaluation(model):
+        following = iter([] if ids is None else ids.tolist())
+        with torch.inference_mode(False), torch.no_grad(), in_evaluation(model):
             if not self.writes:
                 return self.called(inputs)
-            following = iter([] if ids is None else ids.tolist())
             made = model.generate(
                 **inputs,
                 max_new_tokens=self.count if ids is None else len(ids),

@@ -84,14 +84,15 @@ def readout_of(cache: AnyCache, request: Request, outputs: ModelOutput | None = 
         )
     positions = None
     if rows.dim() == 3:
-        position = cache.position if request.position is None else request.position
+        position: Any = cache.position if request.position is None else request.position
         positions = token_positions(position, rows.new_ones(rows.shape[:2]))
         rows = _at(rows, positions)
     rows = upcast(rows.detach())
     if "start_logits" in outputs:
         if rows.shape[1] != len(SPAN):
             raise ValueError(f"expected position [[first, last]], those of an answer, got {request.position}.")
-        return Readout(rows.new_tensor(SPAN).expand_as(rows), positions, answer=request.target)
+        answer: Any = request.target
+        return Readout(rows.new_tensor(SPAN).expand_as(rows), positions, answer=answer)
     if "logits" in outputs:
         return classes_readout(model, rows, request, positions)
     for name in ("instead_of", "target"):

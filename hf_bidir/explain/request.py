@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.kinds import check_vocabulary, kind_of, vocabulary_of
@@ -27,7 +27,7 @@ from .forward import (
     writes_about_images,
 )
 from .inputs.parts import Segments
-from .inputs.text import Example, shortened, spelled
+from .inputs.text import Answer, Example, shortened, spelled
 from .registry import DEFAULTS, LAYER_DEFAULT, METHODS, Method
 
 ENCODERS = "sentence encoders: folders of sentence-transformers, as load_checkpoint loads them"
@@ -37,8 +37,8 @@ GRADIENTS = "integrated-gradients"
 AFFORDABLE = 64  # forward passes that a default method takes at most
 OTHER_LAYERS = {"linear_attention", "mamba", "conv"}  # types that also mix tokens, from which erasure removes none
 MOST_LISTED = 1000  # characters of the positions in a message
-Target = Any  # int | str | Sequence[int] | Tensor | None: one for all examples, or one per example
-Position = Any  # int | str | Sequence[int] | Tensor | None
+Target = int | str | Sequence[int] | Tensor | Answer | None  # one for all examples, or one per example
+Position = int | str | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,8 @@ def check_position(model: PreTrainedModel, position: Position) -> None:
 
 
 def only_deletes(model: PreTrainedModel) -> bool:
-    """Whether deletion alone explains a model: one of texts that is not signed, or an encoder-decoder."""
+    """Whether deletion alone explains a model: one of texts that is not signed, or an encoder-decoder that classifies
+    them or reads images."""
     if reads_image_text(model):
         return model.config.is_encoder_decoder
     return classifies_decoded(model) or not signed_layers(model)
@@ -268,10 +269,10 @@ def only_deletes(model: PreTrainedModel) -> bool:
 
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model, by its inputs and its attention."""
-    if classifies_decoded(model) or (reads_image_text(model) and only_deletes(model)):
-        return [UNSIGNED]
     if reads_image_text(model):
-        return [UNSIGNED, GRADIENTS]
+        return [UNSIGNED] if only_deletes(model) else [UNSIGNED, GRADIENTS]
+    if classifies_decoded(model):
+        return [UNSIGNED]
     if translates(model):
         return ["contributions"]
     between_tokens, one_query = attends_between_tokens(model), not pools_tokens(model)

@@ -18,7 +18,7 @@ from .verdict import Verdict
 
 SCHEMA = 1
 KINDS = {"Explanation": Explanation, "Alignment": Alignment}
-OF_EXAMPLE = ("text", "texts", "tokens", "places", "special", "template", "grid", "file", "whole")
+OF_EXAMPLE = ("text", "texts", "tokens", "places", "special", "template", "grid", "file", "of_segments")
 DERIVED = {Explanation: ("unit", "reading"), Verdict: ("headline", "sentence")}  # properties for readers of the JSON
 NOT_STORED: dict[str, Any] = {"inputs": {}, "token_of_piece": []}  # of an example
 

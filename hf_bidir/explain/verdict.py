@@ -1,7 +1,6 @@
 """Whether to believe an explanation: the prediction without the strongest words, and a second method."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import compress
 from typing import Any
@@ -46,8 +45,8 @@ class Verdict:
         method: the second method; empty where none applies.
         missing: where none applies, as the end of a sentence.
         correlation: Spearman's rank correlation of the two methods' scores, without those of special tokens; of fewer
-            than `RANKED` words the cosine of the scores. Of magnitudes, where the first method has no signs. None
-            without a second method.
+            than `RANKED` words, or of words and cells, the cosine of the scores. Of magnitudes, where the first method
+            has no signs. None without a second method.
         ranked: whether it is one of ranks.
         differing: the words to which both give at least a tenth of their largest magnitude, with different signs.
         alone: the sum of the scores of the removed words, where it has the unit of y.
@@ -210,8 +209,8 @@ def _agreement(cache: AnyCache, request: Request, explanation: Explanation) -> d
     """The fields of the verdict on a second method."""
     names = told_apart(explanation.tokens)
     example, has_signs = explanation.example, request.entry.explains_output
-    # of the many cells that hardly matter the ranks are noise
-    words, ranked = example.words, len(example.words) >= RANKED and isinstance(cache, ForwardCache)
+    words = example.words
+    ranked = len(words) >= RANKED and isinstance(cache, ForwardCache)  # ranks of cells that hardly matter are noise
     if only_deletes(cache.model):
         return {"missing": "to a model that only deletion explains"}
     if request.is_part:
@@ -222,7 +221,7 @@ def _agreement(cache: AnyCache, request: Request, explanation: Explanation) -> d
         return {"missing": "where scores have no signs and few words are ranked"}
     second, row = _second_scores(cache, request, ranked)
     if row is None:
-        return {"missing": f"for more than {AFFORDABLE} words or patches"}
+        return {"missing": second}
     pair = torch.stack([explanation.scores, example.by_token(row)])[:, words]
     if not has_signs:
         pair = pair.abs()
@@ -239,7 +238,8 @@ def _agreement(cache: AnyCache, request: Request, explanation: Explanation) -> d
 
 
 def _second_scores(cache: AnyCache, request: Request, ranked: bool) -> tuple[str, Tensor | None]:
-    """The first other method that applies, and its scores `[length]`."""
+    """The first other method that applies, and its scores `[length]`; or where none does, as the end of a sentence."""
+    missing = f"for more than {AFFORDABLE} words or patches"
     seconds = ["contributions", "attnlrp"]
     if not ranked or kind_of(cache.model).names_tokens:  # AttnLRP saturates less
         seconds.reverse()
@@ -250,10 +250,12 @@ def _second_scores(cache: AnyCache, request: Request, ranked: bool) -> tuple[str
         costs = name == "erasure" and cache.passes > AFFORDABLE
         if not repeats and not costs and name in methods_of(cache.model):
             second = replace(request, method=name)
-            # an operation without a rule, layers that do not attend over the same tokens, or too little memory
-            with suppress(ValueError, torch.OutOfMemoryError):
+            try:
                 return name, second.entry.scores(cache, second)[0].cpu()
-    return "", None
+            # an operation without a rule or a gradient, layers that attend over other tokens, or too little memory
+            except (ValueError, RuntimeError):
+                missing = "to this model on this machine"
+    return missing, None
 
 
 def _ranks(scores: Tensor) -> Tensor:
@@ -271,8 +273,8 @@ def baseline_note(cache: AnyCache, request: Request, processor: Any) -> str:
         return ""
     from .methods.gradients import function_of
 
-    function: Any = function_of(cache, request)
     with in_evaluation(cache.model):
+        function: Any = function_of(cache, request)
         outputs = function.run(*function.ends[0], function.rows)
     (start,) = predictions(cache.model, processor, function.readout, outputs)
     return f"The baseline has y {_state(start)}; the scores explain only the change from there."

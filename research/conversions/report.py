@@ -5,7 +5,12 @@ from pandas import DataFrame
 from benchmarks.runs import comparison, markdown, spread, where
 from research.conversions.run import TASKS, VARIANTS
 
-TITLES = {"sst2": "SST-2", "ag_news": "AG News, four classes", "imdb": "IMDB", "20news": "20 Newsgroups, sports"}
+TITLES = {
+    "sst2": "SST-2",
+    "ag_news": "AG News, four classes",
+    "imdb": "IMDB, a subset",
+    "20news": "20 Newsgroups, sports",
+}
 ENCODER = "encoder"  # the variant that starts from the committed encoder
 SOFTMAX = "softmax"
 

@@ -5,7 +5,8 @@ import re
 import pytest
 import torch
 
-from hf_bidir.explain import ForwardCache, Request, integrated_gradients
+from hf_bidir.explain import ForwardCache, Request, integrated_gradients, token_scores
+from hf_bidir.explain.methods import gradients
 from tests.explain.conftest import asked, bert, images, pooling, sentences, vit
 
 
@@ -28,6 +29,12 @@ def test_too_few_steps_are_a_note_of_each_row():
     for row in (0, 1):
         (note,) = cache.notes[row]
         assert re.search(r"with 1 steps the scores miss the change of y by \d+ %.* steps=4", note)
+
+
+def test_what_limits_scores_is_logged_where_no_explanation_has_it(caplog, monkeypatch):
+    monkeypatch.setattr(gradients, "TOLERATED", 0.0)
+    token_scores(bert(), sentences(), "integrated-gradients")
+    assert {"with 50 steps the scores miss" in record.getMessage() for record in caplog.records} == {True}
 
 
 def test_recurrent_layers_run_without_cudnn_which_has_no_backward_pass_in_evaluation():

@@ -237,9 +237,67 @@ def test_integrated_gradients_sum_to_the_change_from_the_painted_image_without_w
     assert found.scores.sum().item() == pytest.approx(found.value - baseline, rel=0.02, abs=1e-3)
 
 
-def test_the_verdict_on_an_image_with_a_text_compares_deletion_with_integrated_gradients(named):
+def test_the_verdict_compares_deletion_and_integrated_gradients_by_the_cosine_on_the_parts_of_the_first(namer, named):
     assert named.verdict.method == "integrated-gradients"
     assert named.verdict.headline == "holds"
+    image = spotted("green", *SPOT)
+    first = explain(*namer, (image, QUESTION), "integrated-gradients")
+    second = explain(*namer, (image, QUESTION), verdict=False)
+    assert first.verdict.method == "deletion"
+    assert first.tokens == second.tokens  # the cells of this image are of one size
+    cosine = torch.cosine_similarity(first.scores, second.scores, dim=0).item()
+    assert first.verdict.correlation == pytest.approx(cosine, rel=1e-4)
+    assert named.verdict.correlation == pytest.approx(cosine, rel=1e-4)
+
+
+def test_integrated_gradients_have_cells_of_one_size_at_most_8_in_a_row():
+    model, processor = two_towers("clip")
+    image = Image.effect_noise((64, 64), 60).convert("RGB")
+    found = explain(model, processor, (image, "a cat"), "integrated-gradients", verdict=False)
+    assert found.example.grid == (8, 8)
+    assert len(found.example.boxes) == 64
+
+
+def test_integrated_gradients_of_a_contrast_are_of_the_words_of_both_texts():
+    model, processor = two_towers("siglip")
+    found = explain(
+        model, processor, (picture(), CLASSES), "integrated-gradients", target="a cat", instead_of="a red car"
+    )
+    each = [
+        explain(model, processor, (picture(), CLASSES), "integrated-gradients", target=name, verdict=False)
+        for name in ("a cat", "a red car")
+    ]
+    cat, car = (one.scores for one in each)
+    cells = found.example.texts[""]
+    expected = torch.cat([cat[:cells] - car[:cells], cat[cells:], -car[cells:]])
+    torch.testing.assert_close(found.scores, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_a_model_in_training_and_a_caller_in_inference_mode_change_nothing(namer, named):
+    model, processor = namer
+    model.train()
+    with torch.inference_mode():
+        found = explain(model, processor, (spotted("green", *SPOT), QUESTION))
+    assert model.training
+    model.eval()
+    torch.testing.assert_close(found.scores, named.scores)
+    assert found.verdict.correlation == pytest.approx(named.verdict.correlation)
+
+
+def test_a_model_that_generates_by_other_logits_is_explained_by_deletion_alone(monkeypatch):
+    model, processor = untrained()
+    generate = model.generate
+
+    def generated_otherwise(**options):
+        made = generate(**options)
+        made.logits = tuple(logits + torch.arange(logits.shape[-1]) for logits in made.logits)
+        return made
+
+    monkeypatch.setattr(model, "generate", generated_otherwise)
+    found = explain(model, processor, (spotted("red", *SPOT), QUESTION))
+    assert found.verdict.missing.startswith("to this model")
+    with pytest.raises(ValueError, match='choose method="deletion"'):
+        explain(model, processor, (spotted("red", *SPOT), QUESTION), "integrated-gradients")
 
 
 def test_integrated_gradients_of_several_tokens_are_refused(namer):

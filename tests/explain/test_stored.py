@@ -14,7 +14,10 @@ GPT = {"vocab_size": 14, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id"
 explained = partial(explain, bert(**NAMES), tokenizer(), TEXT)
 
 
-@pytest.mark.parametrize("options", [{}, {"details": True}, {"method": "rollout", "verdict": False, "layer": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"details": True}, {"segments": ["a", "good film"]}, {"method": "rollout", "verdict": False, "layer": 1}],
+)
 def test_an_explanation_that_is_read_again_prints_and_pages_the_same(options, tmp_path):
     found = explained(**options)
     found.to_json(tmp_path / "found.json")

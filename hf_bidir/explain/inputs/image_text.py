@@ -34,12 +34,14 @@ class ImageText(Example):
 
     Attributes:
         image: as it is, before the processor.
+        padding: the id of the token that pads texts.
         color: the mean colour of the processor, or of the image, in which removed cells are painted.
         spans: the place of each word.
         prepared: makes model inputs of one row from an image and texts.
     """
 
     image: Image.Image
+    padding: int
     color: Span
     spans: Sequence[Span]
     prepared: Callable[[Image.Image, list[str]], Inputs]
@@ -68,7 +70,8 @@ class ImageText(Example):
     def pieces_of(self, text: int) -> list[int]:
         """The first piece of each word of one of the texts in its row of model inputs, and the one after the last.
 
-        It is where the pieces of the text up to there differ from those of a longer one.
+        It is where the pieces of the text up to there differ from those of a longer one; what a template writes after
+        the text may hide a next word that begins alike.
         """
         start, end = self.parts[text]
         whole = self.text[start:end]
@@ -145,7 +148,8 @@ def read_image_text(model: PreTrainedModel, processor: Any, inputs: Any) -> Imag
 
     def prepared(image: Image.Image, texts: list[str]) -> Inputs:
         """What the processor returns, on the device of the model and in its precision."""
-        return dict(reader(image, *texts).to(device_of(model), model.dtype))
+        with torch.inference_mode(False):  # gradients need tensors of the usual mode
+            return dict(reader(image, *texts).to(device_of(model), model.dtype))
 
     return ImageText(
         inputs=prepared(image, texts),
@@ -157,6 +161,7 @@ def read_image_text(model: PreTrainedModel, processor: Any, inputs: Any) -> Imag
         text=text.content,
         parts=text.parts,
         image=image,
+        padding=processor.tokenizer.pad_token_id or 0,
         color=_mean_color(processor.image_processor, image),
         spans=word_places(processor.tokenizer, text.content),
         prepared=prepared,

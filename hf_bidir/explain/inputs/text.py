@@ -21,7 +21,7 @@ APOSTROPHE = re.compile(r"(?<=[^\W\d_]|[\u0300-\u036f])['’](?=[^\W\d_])")  # b
 JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
-Place = Any  # tuple[int, ...], None of a special token
+Place = Any  # a tuple of integers, None of a special token
 NO_WORD = "expected a text with at least one word, got {}."
 NO_INPUTS = ("offset_mapping", "overflow_to_sample_mapping")  # that a tokenizer returns beside those of a model
 
@@ -56,7 +56,7 @@ class Example:
         places: of each token, its first character in the text and the one after its last; of patches the left, top,
             right and bottom edge in pixels of the image that the model reads; None for special tokens. Empty where a
             tokenizer reports none.
-        whole: whether tokens are segments.
+        of_segments: whether tokens are segments.
     """
 
     inputs: dict[str, Tensor]
@@ -73,13 +73,13 @@ class Example:
     text: str = ""
     parts: Sequence[tuple[int, int]] = ()
     places: Sequence[Place] = ()
-    whole: bool = False
+    of_segments: bool = False
 
     @property
     def part(self) -> str:
         """What a token is called."""
         if self.grid is None:
-            return "segment" if self.whole else "word"
+            return "segment" if self.of_segments else "word"
         return "word or cell" if self.texts else "patch"
 
     @property
@@ -254,7 +254,7 @@ def _by_words(tokenizer: Any, text: Text, encoding: Any, row: int, inputs: dict[
         text=text.content,
         parts=() if text.whole else text.parts,
         places=places,
-        whole=text.whole,
+        of_segments=text.whole,
     )
 
 

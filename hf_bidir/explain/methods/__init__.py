@@ -27,7 +27,6 @@ CHEAP_NOTE = (
 STREAM_NOTE = f"{{method}} is a cheap method; budget={AFFORDABLE} gives the default of single texts, {{best}}."
 FEWER_PASSES = ' With segments="sentences" (--segments sentences) it needs one per sentence.'
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -90,7 +89,8 @@ def _scores(cache: AnyCache, request: Request) -> Tensor:
 
     Those run in batches; methods with a forward pass per token compute all of them at once.
     """
-    method, targets, positions = request.entry, request.target, request.position
+    method, targets = request.entry, request.target
+    positions: Any = request.position
     repeats = isinstance(cache, ForwardCache) and not method.shared
     if not (repeats and isinstance(targets, Tensor) and targets.numel() > len(cache.main_input)):
         return method.scores(cache, request)

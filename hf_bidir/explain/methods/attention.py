@@ -1,6 +1,7 @@
 """Attention as scores: the coefficients of a query, rollout through the layers, and what both share with flow."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +130,6 @@ def _source_weights(matrix: Tensor, cache: ForwardCache, request: Request) -> Te
     """The share of each query of `[batch, ..., queries, keys]` in what the output is read from, `[batch, queries]`."""
     if takes_embedding(cache.model):
         return cache.model.pooling_weights(cache.keep).to(matrix)
-    position = read_position(matrix, cache.keep) if request.position is None else request.position
+    position: Any = read_position(matrix, cache.keep) if request.position is None else request.position
     positions = token_positions(position, cache.keep)
     return nn.functional.one_hot(positions, matrix.shape[-2]).to(matrix).mean(1)

@@ -13,7 +13,7 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.activations import upcast
 
-from ..forward import ForwardCache, padding_of, reads_images
+from ..forward import ForwardCache, reads_images
 from ..image_text_cache import ImageTextCache
 from ..readout import Readout, readout_of
 from ..request import Request
@@ -22,8 +22,8 @@ from .image_text import ImageTextFunction
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 CHUNK = 16  # points in a forward pass
 MISSED = (
-    "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
-    "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method."
+    "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; choose another method, or of a "
+    "text or an image call hf_bidir.explain.integrated_gradients with steps=%d."
 )
 
 
@@ -56,8 +56,10 @@ class InputFunction:
         """
         if self.is_image:
             return torch.zeros_like(self.start)
-        padding = padding_of(self.model.get_input_embeddings(), self.model)
-        return torch.where(self._sinks().unsqueeze(-1), self.start, padding)
+        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
+        token = torch.tensor([max(padding, 0)], device=self.start.device)  # -1 in old configs
+        padded = self.model.get_input_embeddings()(token).detach()
+        return torch.where(self._sinks().unsqueeze(-1), self.start, padded)
 
     @property
     def ends(self) -> tuple[tuple[Tensor], tuple[Tensor]]:
@@ -107,16 +109,18 @@ class InputFunction:
 def integrated_gradients(cache: ForwardCache | ImageTextCache, request: Request, *, steps: int = 50) -> Tensor:
     """`(x - x') · ∫ ∂y/∂x` on the line from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
-    The baseline is the embedding of the padding token at every position, in causal attention at every one but the
-    first, whose score is then 0; or an image of zeros, the mean colour after normalisation; or a painted image with
-    padding in place of each word. The scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
+    The baseline of a text is the embedding of the padding token at every position, in causal attention at every one but
+    the first, whose score is then 0. That of an image has zeros, the mean colour after normalisation. That of both is
+    the painted image, with padding in place of each word. The scores of an example sum to `y(x) - y(x')`, up to the
+    error of the integral.
 
     Args:
         steps: points on the line, each one forward and backward pass. Where the sum of an example's scores misses the
             change of `y` by over 10 %, that is a note of the cache.
 
     Returns:
-        `[batch, length]`, zero for padding and for the tokens before an image's patches.
+        `[batch, length]`, zero for padding and for the tokens before an image's patches. Of an image with a text
+        `[1, tokens]`.
     """
     from captum.attr import IntegratedGradients
 
@@ -149,6 +153,6 @@ def integrated_gradients(cache: ForwardCache | ImageTextCache, request: Request,
     return scores
 
 
-def function_of(cache: ForwardCache | ImageTextCache, request: Request) -> "InputFunction | ImageTextFunction":
+def function_of(cache: ForwardCache | ImageTextCache, request: Request) -> InputFunction | ImageTextFunction:
     """`y` as a function of the input of a model."""
     return InputFunction(cache, request) if isinstance(cache, ForwardCache) else ImageTextFunction(cache, request)

@@ -1,7 +1,7 @@
 """Scores of the words of texts and of the cells of an image: by deletion, coarse to fine, and for gradients."""
 
+import functools
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -14,7 +14,6 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.module_hooks import hooked
 from hf_bidir.modeling.activations import upcast
 
-from ..forward import padding_of
 from ..image_text_cache import ImageTextCache
 from ..inputs.image_text import ImageText, Inputs, Span
 from ..readout import Readout, readout_of
@@ -23,7 +22,7 @@ from ..request import Request
 COARSE, FINE, FINEST, QUARTERS = 2, 3, 32, 4  # times that an image is divided into quarters, and most rows of cells
 LEAST = 4  # pixels of a side of a cell
 DIVIDED = 0.1  # share of the largest score from which a cell is divided
-ALIKE = 0.05  # difference of y, and relative to y, that half precision makes
+ALIKE = 0.05  # absolute and relative tolerance of y, in half precision
 KEPT = 0.5  # share of a cell's score that its quarters hold together, from which on they stand for it
 COST = (
     "{passes} forward passes, one per word and cell. A cell is painted in the mean colour, and divided where its "
@@ -39,15 +38,16 @@ def deletion(cache: ImageTextCache, request: Request) -> Tensor:
     """
     (example,) = cache.examples
     readout = readout_of(cache, request, cache.outputs_alone)
-    whole, falls = readout(cache.outputs_alone), {}
+    whole = readout(cache.outputs_alone)
+
+    @functools.cache
+    def fall(place: Span) -> Tensor:
+        bar.update()
+        return whole - readout(cache.without([place]))
 
     def size(*places: Span) -> float:
         """How far y falls without places, each on its own, in sum."""
-        for place in places:
-            if place not in falls:
-                falls[place] = whole - readout(cache.without([place]))
-                bar.update()
-        return torch.stack([falls[place] for place in places]).sum(0).abs().sum().item()
+        return torch.stack([fall(place) for place in places]).sum(0).abs().sum().item()
 
     with tqdm(total=request.budget, desc="deletion", unit="call", leave=False, delay=1) as bar:
         if not example.tokens:
@@ -55,10 +55,8 @@ def deletion(cache: ImageTextCache, request: Request) -> Tensor:
             words = [word for text in texts.values() for word in example.words_of(text)]
             cells = _coarse_to_fine(example, size, max(map(size, words)), request.budget - 1 - len(words))
             cache.examples = [example.scored(cells, texts)]
-            cache.notes[0].append(COST.format(passes=1 + len(falls)))
-        places = cache.examples[0].places
-        size(*places)
-    return torch.stack([falls[place] for place in places], -1)
+            cache.notes[0].append(COST.format(passes=1 + fall.cache_info().misses))
+        return torch.stack([fall(place) for place in cache.examples[0].places], -1)
 
 
 def _coarse_to_fine(example: ImageText, size: Callable[..., float], largest: float, budget: int) -> list[Span]:
@@ -99,9 +97,11 @@ class ImageTextFunction:
     def __init__(self, cache: ImageTextCache, request: Request) -> None:
         self.cache = cache
         self.readout = readout_of(cache, request, cache.outputs_alone)
-        self._check()
+        if cache.writes:
+            self._check()
         self.example = _with_cells(cache, self.readout)
-        self.pixels = [name for name, value in self.example.inputs.items() if value.is_floating_point()]
+        tensors = {name: value for name, value in self.example.inputs.items() if isinstance(value, Tensor)}
+        self.pixels = [name for name, value in tensors.items() if value.is_floating_point()]
         self.rows = torch.tensor([0])
 
     @torch.no_grad()
@@ -114,7 +114,10 @@ class ImageTextFunction:
         called = self.readout(self.cache.called(example.inputs))
         if not torch.allclose(generated, called, rtol=ALIKE, atol=ALIKE):
             name = type(self.cache.model).__name__
-            raise ValueError(f"{name} generates otherwise than it is called; deletion explains it.")
+            raise ValueError(
+                f"the first token that {name} generates has other logits than in a call of it; choose "
+                'method="deletion" (--method deletion).'
+            )
 
     @property
     def embeddings(self) -> nn.Module:
@@ -122,23 +125,24 @@ class ImageTextFunction:
         model: Any = self.cache.model
         return getattr(model, "text_model", model).get_input_embeddings()
 
-    @cached_property
+    @functools.cached_property
     def pieces(self) -> list[tuple[int, slice]]:
         """The row of model inputs that has each word, and its pieces there."""
         texts = self.cache.texts_of(self.readout).values()
         bounds = [(row, pairwise(self.example.pieces_of(row))) for row in texts]
         return [(row, slice(*pair)) for row, pairs in bounds for pair in pairs]
 
-    @cached_property
+    @functools.cached_property
     @torch.no_grad()
     def ends(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The ends of the path of integrated gradients, in the form that captum calls: with a dimension of examples."""
         example = self.example
         painted = example.prepared(*example.without([(0, 0, *example.image.size)]))
-        words = self.embeddings(example.inputs["input_ids"])
+        ids = example.inputs["input_ids"]
+        words, padding = self.embeddings(ids), self.embeddings(torch.full_like(ids[0, :1], example.padding))
         padded = words.clone()
         for piece in self.pieces:
-            padded[piece] = padding_of(self.embeddings, self.cache.model)
+            padded[piece] = padding
 
         def end(inputs: Inputs, states: Tensor) -> tuple[Tensor, ...]:
             return tuple(part.unsqueeze(0) for part in (*(inputs[name] for name in self.pixels), states))
@@ -154,7 +158,7 @@ class ImageTextFunction:
 
         with hooked([self.embeddings], after=replaced):
             changed = dict(zip(self.pixels, images, strict=True))
-            return self.cache.called({**self.example.inputs, **changed})
+            return self.cache.called(self.example.inputs | changed)
 
     def score(self, *inputs: Tensor) -> Tensor:
         """`y` `[1]` for the inputs of `run`."""
