@@ -2,8 +2,8 @@
 
 examples:
   # your own texts: csv, tsv, json or parquet with a text and a label column
-  python training/text_classification.py --train_file train.csv --test_file test.csv --num_train_epochs 30 \\
-      --early_stopping_patience 5 --output_dir runs/mine
+  python training/text_classification.py --train_file train.csv --test_file test.csv --learning_rate 1e-3 \\
+      --num_train_epochs 30 --early_stopping_patience 5 --output_dir runs/mine
 
   # SST-2 from the Hub, small BERT from scratch, TanhMax attention
   python training/text_classification.py training/recipes/sst2-tanhmax.yaml

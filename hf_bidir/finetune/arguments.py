@@ -230,7 +230,9 @@ class RunArguments(TrainingArguments):
     early_stopping_patience: int = option(
         0, "Stop after this many evaluations without a better metric_for_best_model; 0 disables it."
     )
-    learning_rate: float = option(5e-4, "The peak learning rate; 5e-5 suits a fine-tuned checkpoint.")
+    learning_rate: float = option(
+        1.5e-4, "The peak learning rate; the default suits pretrained encoders, new small models take 1e-3 to 3e-3."
+    )
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(32, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(64, "Evaluation examples per process and step.")
