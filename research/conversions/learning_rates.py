@@ -87,9 +87,9 @@ def rates(runs: DataFrame) -> str:
 def encoders(runs: DataFrame) -> str:
     """Test accuracy of both encoders, each at its own best rate, and the difference."""
     rows = []
-    for task in TASKS:
+    for task in runs["task"].unique():
         chosen = [where(runs, task=task, start=name, rate=best_rate(runs, task, name)) for name in STARTS]
-        cells = [f"{spread(group, 'test_accuracy', 100)} ({group['rate'].iloc[0]:.1g})" for group in chosen]
+        cells = [f"{spread(group, 'test_accuracy', 100)} ({group['rate'].iloc[0]:g})" for group in chosen]
         difference = comparison(*chosen[::-1], "test_accuracy", 100)
         rows.append([TITLES[task], str(len(chosen[0])), *cells, difference.text()])
     return markdown(["data", "seeds", "softmax (rate)", "minilm-tanhmax (rate)", "difference"], rows)
