@@ -8,7 +8,7 @@ processor makes inputs of images with texts from those that `families_inputs.py`
 processors. Of images with texts integrated gradients are tried too. Saves benchmarks/results/heads.csv; `make tables`
 makes the tables of counts.
 
-    python -m benchmarks.heads                         every type and head, about 15 minutes on 2 cores
+    python -m benchmarks.heads                         every type and head; the table took about 20 minutes of a core
     python -m benchmarks.heads --only clip llava       only these types, printed and not saved
 """
 

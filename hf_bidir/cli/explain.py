@@ -193,9 +193,10 @@ def _explained(checkpoint: str, inputs: Any, texts: list[str | None], choices: d
     echo(f"Loading {checkpoint} …", err=True)
     model, processor = load_checkpoint(checkpoint)
     for text in texts:
-        is_file = FILE_NAME.fullmatch(str(text)) or os.path.isfile(str(text))
-        if is_file and "pixel_values" not in signature(model.forward).parameters:
-            missing = "" if os.path.isfile(str(text)) else " that does not exist"
+        exists = os.path.isfile(str(text))
+        names_file = exists or FILE_NAME.fullmatch(str(text))
+        if names_file and "pixel_values" not in signature(model.forward).parameters:
+            missing = "" if exists else " that does not exist"
             raise ValueError(
                 f"expected a text, got the name of a file{missing}, {text}; {type(model).__name__} is a model of "
                 "texts, so pass the text, its file with --file, or for a table --output FILE.csv."

@@ -61,11 +61,14 @@ class ImageTextCache:
         return ModelOutput(logits=outputs.logits[:, -1] if self.writes else outputs.logits_per_image)
 
     def _outputs(self, inputs: Inputs, ids: Tensor | None = None) -> ModelOutput:
+        with torch.inference_mode(False), torch.no_grad():
+            return self._generated(inputs, ids) if self.writes else self.called(inputs)
+
+    def _generated(self, inputs: Inputs, ids: Tensor | None) -> ModelOutput:
+        """The logits and ids of tokens that are generated greedily, or logits for the given ids."""
         model: Any = self.model
         following = iter([] if ids is None else ids.tolist())
-        with torch.inference_mode(False), torch.no_grad(), in_evaluation(model):
-            if not self.writes:
-                return self.called(inputs)
+        with in_evaluation(model):
             made = model.generate(
                 **inputs,
                 max_new_tokens=self.count if ids is None else len(ids),

@@ -240,21 +240,22 @@ def _agreement(cache: AnyCache, request: Request, explanation: Explanation) -> d
 def _second_scores(cache: AnyCache, request: Request, ranked: bool) -> tuple[str, Tensor | None]:
     """The first other method that applies, and its scores `[length]`; or where none does, as the end of a sentence."""
     missing = f"for more than {AFFORDABLE} words or patches"
-    seconds = ["contributions", "attnlrp"]
-    if not ranked or kind_of(cache.model).names_tokens:  # AttnLRP saturates less
-        seconds.reverse()
+    names = ["erasure", "contributions", "attnlrp"]
     if not isinstance(cache, ForwardCache):
-        seconds = ["deletion", GRADIENTS]
-    for name in ("erasure", *seconds):
+        names = ["deletion", GRADIENTS]
+    elif not ranked or kind_of(cache.model).names_tokens:  # AttnLRP saturates less
+        names = ["erasure", "attnlrp", "contributions"]
+    for name in names:
         repeats = name == request.method or {name, request.method} <= set(OCCLUSIONS)
         costs = name == "erasure" and cache.passes > AFFORDABLE
-        if not repeats and not costs and name in methods_of(cache.model):
-            second = replace(request, method=name)
-            try:
-                return name, second.entry.scores(cache, second)[0].cpu()
-            # an operation without a rule or a gradient, layers that attend over other tokens, or too little memory
-            except (ValueError, RuntimeError):
-                missing = "to this model on this machine"
+        if repeats or costs or name not in methods_of(cache.model):
+            continue
+        second = replace(request, method=name)
+        try:
+            return name, second.entry.scores(cache, second)[0].cpu()
+        # an operation without a rule or a gradient, layers that attend over other tokens, or too little memory
+        except (ValueError, RuntimeError):
+            missing = "to this model on this machine"
     return missing, None
 
 

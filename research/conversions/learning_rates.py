@@ -29,7 +29,7 @@ FILE = Path(__file__).with_name("results") / "learning_rates.csv"
 RATES = (2e-5, 5e-5, 1.5e-4, 5e-4)
 SEEDS = range(3)
 TEXTS = 1000  # of training, as a user may have labelled
-SHORT = {"num_train_epochs": 3, "eval_strategy": "epoch", "max_length": 64}
+SETTINGS = {"num_train_epochs": 3, "eval_strategy": "epoch", "max_length": 64}
 SOFTMAX, SIGNED = STARTS = ("MiniLM", "minilm-tanhmax")
 
 
@@ -62,7 +62,7 @@ def measured(
     """The accuracies of one fine-tuning, on validation and on test data."""
     data = TASKS[task]
     files = [data.split(name, options.data_dir, RUNS, TEXTS if name == "train" else ALL) for name in SPLITS]
-    settings = recipe("sst2-minilm-full") | KEEP_LAST | data.options | SHORT
+    settings = recipe("sst2-minilm-full") | KEEP_LAST | data.options | SETTINGS
     settings |= {"model_name_or_path": options.model, "learning_rate": rate, "seed": seed}
     settings |= dict(zip(("train_file", "validation_file", "test_file"), files, strict=True))
     if start == SIGNED:
