@@ -44,9 +44,9 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
-    parser.add_argument("--steps", type=int, nargs="+", default=[30, 700, 1400], help="lengths of healing")
+    parser.add_argument("--steps", type=int, nargs="+", default=[30, 700], help="lengths of healing")
     options = parser.parse_args()
-    students = [("swapped in", 0), ("centred, swapped in", 0)]
+    students = [("swapped", 0), ("centred, swapped", 0)]
     students += [("centred, healed", steps) for steps in options.steps]
     trials = [{"student": name, "steps": steps, "seed": 0} for name, steps in students]
     run_grid(FILE, trials, partial(healed, options))
@@ -57,7 +57,7 @@ def healed(options: argparse.Namespace, student: str, steps: int, seed: int) -> 
     data = {name: [str(options.data_dir / f"{file}.parquet") for file in files] for name, files in FILES.items()}
     settings = recipe("minilm-healed") | data
     settings |= {"model_name_or_path": options.model, "keep_signs": False, "seed": seed}
-    settings |= {"max_steps": steps} if steps else SWAPPED | {"centre": student != "swapped in"}
+    settings |= {"max_steps": steps} if steps else SWAPPED | {"centre": student != "swapped"}
     folder = ROOT / "runs/healing" / f"{student.replace(', ', '-').replace(' ', '-')}-{steps}"
     results = train_once(distill.main, settings, folder)
     row = {

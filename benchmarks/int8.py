@@ -7,7 +7,7 @@ split of a language model.
     python benchmarks/int8.py --data-dir DIR --checkpoints model_cards/digits-*
 
 Adapters and checkpoints without weights are left out; `make checkpoints` trains the latter. Others can be named, such
-as the models of research/explanations/models.py, if the name of their folder starts with that of their data.
+as the models of research/conversions/run.py, if the name of their folder starts with that of their data.
 """
 
 import shutil

@@ -19,7 +19,6 @@ from pandas import DataFrame
 
 from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import comparison, markdown, read_runs, spread, where
-from research.conversions.report import TITLES
 from research.conversions.run import ALL, TASKS
 from research.explanations.tasks import RUNS
 from research.paper.data import SPLITS
@@ -28,6 +27,7 @@ from research.runs import ROOT, command_line, grid, recipe, run_grid, train
 FILE = Path(__file__).with_name("results") / "learning_rates.csv"
 RATES = (2e-5, 5e-5, 1.5e-4, 5e-4)
 SEEDS = range(3)
+SETS = ("sst2", "ag_news", "imdb", "20news")
 TEXTS = 1000  # of training, as a user may have labelled
 SETTINGS = {"num_train_epochs": 3, "eval_strategy": "epoch", "max_length": 64}
 SOFTMAX, SIGNED = STARTS = ("MiniLM", "minilm-tanhmax")
@@ -37,7 +37,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=SETS, default=SETS)
     options = parser.parse_args()
     run_grid(FILE, trials(options.tasks), partial(measured, options))
 
@@ -78,7 +78,7 @@ def rates(runs: DataFrame) -> str:
     have all rates."""
     first = runs[runs["seed"] == SEEDS[0]]
     scores = 100 * first.pivot_table("validation_accuracy", ["task", "start"], "rate", sort=False).dropna()
-    rows = [[TITLES[task], start, *map("{:.1f}".format, row)] for (task, start), row in scores.iterrows()]
+    rows = [[TASKS[task].title, start, *map("{:.1f}".format, row)] for (task, start), row in scores.iterrows()]
     for start, group in scores.rsub(scores.max(axis=1), axis=0).groupby("start", sort=False):
         rows.append(["**below the best, mean**", start, *map("{:.1f}".format, group.mean())])
     return markdown(["data", "encoder", *map("{:g}".format, RATES)], rows)
@@ -91,7 +91,7 @@ def encoders(runs: DataFrame) -> str:
         chosen = [where(runs, task=task, start=name, rate=best_rate(runs, task, name)) for name in STARTS]
         cells = [f"{spread(group, 'test_accuracy', 100)} ({group['rate'].iloc[0]:g})" for group in chosen]
         difference = comparison(*chosen[::-1], "test_accuracy", 100)
-        rows.append([TITLES[task], str(len(chosen[0])), *cells, difference.text()])
+        rows.append([TASKS[task].title, str(len(chosen[0])), *cells, difference.text()])
     return markdown(["data", "seeds", "softmax (rate)", "minilm-tanhmax (rate)", "difference"], rows)
 
 

@@ -3,27 +3,18 @@
 from pandas import DataFrame
 
 from benchmarks.runs import comparison, markdown, spread, where
-from research.conversions.run import TASKS, VARIANTS
-
-TITLES = {
-    "sst2": "SST-2",
-    "ag_news": "AG News, four classes",
-    "imdb": "IMDB, a subset",
-    "20news": "20 Newsgroups, sports",
-}
-ENCODER = "encoder"  # the variant that starts from the committed encoder
-SOFTMAX = "softmax"
+from research.conversions.run import ENCODER, SOFTMAX, TASKS, VARIANTS
 
 
 def overview(runs: DataFrame) -> str:
     """The variants by the number of texts of healing: predictions, accuracy, and the signs."""
     rows = []
-    for task, data in TITLES.items():
+    for task, data in TASKS.items():
         softmax = where(runs, task=task, variant=SOFTMAX)
         healed = runs[(runs["task"] == task) & ~runs["variant"].isin([SOFTMAX, ENCODER])]
         if healed.empty:
             continue
-        rows.append([data, SOFTMAX, "", *_numbers(softmax, softmax), "", ""])
+        rows.append([data.title, SOFTMAX, "", *_numbers(softmax, softmax), "", ""])
         for (texts, variant), measured in healed.groupby(["texts", "variant"]):
             what = VARIANTS[variant].what
             rows.append(
@@ -42,20 +33,22 @@ def encoder(runs: DataFrame) -> str:
             softmax = softmax[softmax["seed"].isin(healed["seed"])]
             difference = comparison(healed, softmax, "accuracy", 100).text()
             accuracies = [spread(measured, "accuracy", 100) for measured in (softmax, healed)]
-            rows.append([data.title, str(len(healed)), *accuracies, difference, *_signs(healed)])
+            rows.append([f"{data.title} ({data.detail})", str(len(healed)), *accuracies, difference, *_signs(healed)])
     return markdown(["data", "seeds", "softmax", "minilm-tanhmax", "difference", "negative", "cost"], rows)
 
 
 def _numbers(measured: DataFrame, softmax: DataFrame) -> list[str]:
-    """The number of runs, agreement, accuracy, its difference from softmax, mean recalls and minutes of healing."""
+    """The number of runs, agreement, accuracy, its difference from softmax, mean recalls (of more than two classes
+    the lowest and the highest) and minutes of healing."""
     difference = "" if measured is softmax else comparison(measured, softmax, "accuracy", 100).text()
-    recalls = measured.filter(like="recall_").dropna(axis=1).mean()
+    recalls = 100 * measured.filter(like="recall_").dropna(axis=1).mean()
+    recalls = recalls if len(recalls) == 2 else recalls.agg(["min", "max"])
     return [
         str(len(measured)),
         spread(measured, "agreement", 100),
         spread(measured, "accuracy", 100),
         difference,
-        " / ".join(f"{100 * recall:.0f}" for recall in recalls),
+        " / ".join(f"{recall:.0f}" for recall in recalls),
         spread(measured, "minutes", digits=0),
     ]
 

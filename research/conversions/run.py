@@ -7,10 +7,10 @@
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. DATA has a folder for each data set, as
 research/paper/README.md describes. A run fine-tunes MiniLM with softmax on all training texts, converts and heals it as
 `hf-bidir convert SOFTMAX FOLDER --heal TEXTS` does, on all or on a sample of them, and measures it on test data; the
-variant encoder fine-tunes a healed encoder instead. Tasks and variants are those of recipes/. Models go to
-runs/explained, where softmax models of research.explanations.models are found; a finished one is not trained again. A
-run becomes a row of results/conversions.csv, and one that has a row is not repeated. Then `make tables` makes the
-tables.
+variant encoder fine-tunes a healed encoder instead. For images small ViTs are trained from scratch. Tasks and variants
+are those of recipes/. Models go to runs/explained, where the other studies find them; a finished one is not trained
+again. A run becomes a row of results/conversions.csv, and one that has a row is not repeated. Then `make tables` makes
+the tables.
 
 Per run: how often the healed model predicts the class of its softmax model; the accuracy, without negative coefficients
 too, and the recall of each class; the share of negative coefficients; and the minutes of healing.
@@ -34,6 +34,7 @@ from research.runs import ROOT, command_line, read_record, recipe, run_grid, tra
 
 FILE = Path(__file__).with_name("results") / "conversions.csv"
 RECIPES = Path(__file__).with_name("recipes")
+SOFTMAX, ENCODER = "softmax", "encoder"  # the variants that are not healed
 ALL = 0  # in place of a number of texts: every one
 LENGTH = 64  # tokens of a text, in the recipe of fine-tuning
 
@@ -43,14 +44,19 @@ class Data:
     """A task of recipes/tasks.yaml, which says what the fields are."""
 
     title: str
+    detail: str
     folder: str
-    files: tuple[str, ...] = tuple(f"{split}.parquet" for split in SPLITS)
+    files: tuple[str | None, ...] = tuple(f"{split}.parquet" for split in SPLITS)
+    text: str | None = "text"
+    recipes: tuple[str, str] = ("sst2-minilm-full",) * 2
     rows: dict[str, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
-    def split(self, name: str, data_dir: Path, runs: Path, texts: int = ALL) -> Path:
-        """The file of a split; samples, of `texts` rows if that is given, are written to `runs` once."""
-        source = data_dir / self.folder / self.files[SPLITS.index(name)]
+    def split(self, name: str, data_dir: Path, runs: Path, texts: int = ALL) -> Path | None:
+        """The file of a split, if there is one; samples, of `texts` rows if given, are written to `runs` once."""
+        if (file := self.files[SPLITS.index(name)]) is None:
+            return None
+        source = data_dir / self.folder / file
         count = texts or self.rows.get(name)
         if not count:
             return source
@@ -107,27 +113,41 @@ def measured(
 ) -> tuple[dict[str, Any], list[Path]]:
     """Fine-tune, convert, heal and measure; finished parts are reused."""
     data, chosen = TASKS[task], VARIANTS[variant]
-    place = (options.data_dir, options.runs)
-    train_file, validation, test = (data.split(name, *place) for name in SPLITS)
-    folder = options.runs / f"{task}-{variant if chosen.start else 'softmax'}-{seed}"
-    model = ROOT / "model_cards" / chosen.start if chosen.start else options.model
-    settings = recipe("sst2-minilm-full") | KEEP_LAST | {"model_name_or_path": model, "seed": seed}
-    settings |= {"train_file": train_file, "validation_file": validation} | data.options
-    if chosen.start:
-        del settings["attn_activation"]  # that of the encoder
-    train("bert", settings, folder)
-    evaluated = partial(evaluate_checkpoint, data=str(test), max_length=data.options.get("max_length", LENGTH))
+    files = {f"{name}_file": data.split(name, options.data_dir, options.runs) for name in SPLITS}
+    test = files.pop("test_file")
+    folder = fine_tuned(options, task, chosen.start, seed, files)
+    reading = {"text_column": data.text, "max_length": data.options.get("max_length", LENGTH)} if data.text else {}
+    evaluated = partial(evaluate_checkpoint, data=str(test), **reading)
     if chosen.heal is None:
-        return scores(evaluated(folder)), [train_file, test]
+        return scores(evaluated(folder)), [files["train_file"], test]
     softmax, folder = folder, options.runs / f"{task}-{variant}-{texts or 'all'}-{seed}"
-    texts_file = data.split("train", *place, texts)
-    train("distill", {"model_name_or_path": softmax, "train_file": texts_file, "seed": seed} | chosen.heal, folder)
+    texts_file = data.split("train", options.data_dir, options.runs, texts)
+    settings = {"model_name_or_path": softmax, "train_file": texts_file, "text_column": data.text, "seed": seed}
+    train("distill", settings | chosen.heal, folder)
     healed = evaluated(folder)
     numbers = {
         "agreement": agreement(healed, evaluated(softmax)),
         "minutes": read_record(folder)["duration_seconds"] / 60,
     }
     return scores(healed) | numbers, [texts_file, test]
+
+
+def fine_tuned(
+    options: argparse.Namespace, task: str, start: str | None, seed: int, files: dict[str, Path | None]
+) -> Path:
+    """The folder of a softmax model, or of a signed one; trained unless it is finished."""
+    data = TASKS[task]
+    settings = recipe(data.recipes[bool(start)]) | KEEP_LAST | files | {"seed": seed} | data.options
+    folder = options.runs / f"{task}-{ENCODER if start else SOFTMAX}-{seed}"
+    if data.text is None:
+        train("images", settings, folder)
+        return folder
+    model = ROOT / "model_cards" / start if start else options.model
+    settings |= {"model_name_or_path": model, "text_column": data.text}
+    if start:
+        del settings["attn_activation"]  # that of the encoder
+    train("bert", settings, folder)
+    return folder
 
 
 def scores(evaluation: Evaluation) -> dict[str, Any]:

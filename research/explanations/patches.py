@@ -78,16 +78,14 @@ def main() -> None:
 
 def trained(name: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a model, which is trained unless it is finished."""
-    data, softmax = options.runs / "patches.parquet", options.runs / f"patches-softmax-{seed}"
+    data = options.runs / "patches.parquet"
     if not data.is_file():
         options.runs.mkdir(parents=True, exist_ok=True)
         rows = parquet.read_table(TASKS[TASK].file(options.data_dir, "train"))
         parquet.write_table(rows.slice(0, TRAINED_ON), data)
-    folder, settings = options.runs / f"patches-{name}-{seed}", {"train_file": data, "seed": seed}
-    if name == "converted":
-        train("distill", settings | {"model_name_or_path": softmax}, folder)
-    else:
-        train("images", recipe(f"fashion-mnist-small-{name}") | SHAPE | TRAINING | KEEP_LAST | settings, folder)
+    folder = options.runs / f"patches-{name}-{seed}"
+    settings = recipe(f"fashion-mnist-small-{name}") | SHAPE | TRAINING | KEEP_LAST
+    train("images", settings | {"train_file": data, "seed": seed}, folder)
     return folder
 
 

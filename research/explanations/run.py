@@ -1,10 +1,11 @@
 """Which explanation should one trust? Methods x models x tasks, by people and by the model itself.
 
-    python -m research.explanations.models --data-dir DIR --model MINILM
+    python -m research.conversions.run sst2 agreement fashion --data-dir DIR --model MINILM \\
+        --only softmax encoder --seeds 3
     python -m research.explanations.run --data-dir DIR
     python -m research.explanations.run --data-dir DIR --methods chefer    # a method that is new
 
-DIR holds the data of models.py, sst_trees and movie_rationales. Every method scores the tokens of the same
+DIR holds the data of the models, sst_trees and movie_rationales. Every method scores the tokens of the same
 test examples; "random" scores are a baseline. Rows go to results/explanations.csv, one for each task, model,
 seed, method and half of the examples: one half chooses the default method ("choice"), the other reports it ("report").
 

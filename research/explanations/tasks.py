@@ -3,8 +3,8 @@
 import argparse
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from hf_bidir.finetune.data.sources import read_table
 RUNS = ROOT / "runs/explained"
 NEUTRAL_GRADE = 2  # of a word in the treebank, on the scale 0 to 4
 SEEDS = 3  # of the models in the tables
-MODELS = {"softmax": "softmax", "tanhmax": "TanhMax", "converted": "TanhMax, converted"}  # and their names in tables
-CONVERTED = ("softmax", "converted")  # a model and its conversion
+MODELS = {"softmax": "softmax", "tanhmax": "TanhMax"}  # and their names in tables
+VARIANTS = {"tanhmax": "encoder", "converted": "tanhmax-all"}  # those of research.conversions.run
 
 
 @dataclass(frozen=True)
@@ -33,37 +33,24 @@ class Task:
     Attributes:
         title: the name in tables.
         folder: of its files in DIR.
-        classes: their names, the last one explained. None: those of the recipe.
         text: the column of the texts; None for images.
-        options: of training, in place of those in the recipes.
-        files: the file of each split; by default SPLIT.parquet.
         trained_on: the task whose models are measured; by default this one.
     """
 
     title: str
     folder: str
-    classes: tuple[str, str] | None = ("negative", "positive")
     text: str | None = "text"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
     trained_on: str | None = None
 
     def file(self, data_dir: Path, split: str) -> Path:
-        return data_dir / self.folder / self.files.get(split, f"{split}.parquet")
+        return data_dir / self.folder / f"{split}.parquet"
 
 
 TASKS = {
     "sst2": Task("SST-2", "sst2"),
-    "agreement": Task("subject-verb agreement", "sva_linzen", ("singular", "plural"), "masked"),  # the number of a verb
+    "agreement": Task("subject-verb agreement", "sva_linzen", "masked"),  # the number of a verb
     "movies": Task("movie reviews", "movie_rationales", trained_on="sst2"),
-    "fashion": Task(
-        "Fashion-MNIST",
-        "fashion_mnist",
-        None,
-        None,
-        {"num_train_epochs": 6},
-        {"train": "train.parquet", "test": "test.parquet"},
-    ),
+    "fashion": Task("Fashion-MNIST", "fashion_mnist", None),
 }
 
 
@@ -75,8 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def folder_of(runs: Path, task: str, name: str, seed: int) -> Path:
-    """The folder of a model of research/explanations/models.py."""
-    return runs / f"{TASKS[task].trained_on or task}-{name}-{seed}"
+    """The folder of a model of research.conversions.run."""
+    return runs / f"{TASKS[task].trained_on or task}-{VARIANTS.get(name, name)}-{seed}"
 
 
 def models(options: argparse.Namespace, task: str, names: Iterable[str] = MODELS) -> Iterator[tuple[str, int, Path]]:
@@ -87,7 +74,7 @@ def models(options: argparse.Namespace, task: str, names: Iterable[str] = MODELS
             if (folder / "model.safetensors").is_file():
                 yield name, seed, folder
             else:
-                print(f"left out: {folder}; research/explanations/models.py trains it")
+                print(f"left out: {folder}; research.conversions.run trains it")
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, Any]:

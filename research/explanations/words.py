@@ -1,6 +1,6 @@
 """Do the scores of words say what happens without them? Methods x models, on drawn and on negated sentences.
 
-    python -m research.explanations.models --data-dir DIR --model MINILM
+    python -m research.conversions.run sst2 --data-dir DIR --model MINILM --only softmax encoder --seeds 2
     python -m research.explanations.words --data-dir DIR
 
 Every method explains the predicted class instead of the other one, on 150 test sentences of SST-2 and on 80 with a

@@ -1,6 +1,6 @@
 """Which attention measure ranks tokens as erasure does, layer by layer? The table of Abnar & Zuidema 2020.
 
-    python -m research.explanations.models --data-dir DIR --model MINILM
+    python -m research.conversions.run agreement --data-dir DIR --model MINILM --only softmax tanhmax --seeds 3
     python -m research.faithfulness.by_layer --data-dir DIR
 
 DIR holds sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman correlation over the word pieces of a
@@ -28,8 +28,6 @@ from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.inputs.text import Example
 from research import save_figure
 from research.explanations.tasks import (
-    CONVERTED,
-    MODELS,
     SEEDS,
     TASKS,
     add_options,
@@ -42,6 +40,7 @@ from research.runs import command_line, run_grid
 
 FILE = Path(__file__).with_name("results") / "faithfulness_by_layer.csv"
 TASK, KEY = "agreement", ("model", "measure", "seed")
+MODELS = {"softmax": "softmax", "converted": "TanhMax, converted"}  # and their names in tables
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
 SHOWN, LONGEST = ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
 
@@ -58,9 +57,9 @@ def main() -> None:
         texts = [row[TASKS[TASK].text] for row in rows]
         return correlations(*load(folder_of(options.runs, TASK, model, seed)), texts), [file]
 
-    trials = [{"model": name, "seed": seed} for name, seed, _ in models(options, TASK, CONVERTED)]
+    trials = [{"model": name, "seed": seed} for name, seed, _ in models(options, TASK, MODELS)]
     run_grid(FILE, trials, measured, KEY)
-    folders = {name: folder_of(options.runs, TASK, name, seed=0) for name in CONVERTED}
+    folders = {name: folder_of(options.runs, TASK, name, seed=0) for name in MODELS}
     if all(folder.is_dir() for folder in folders.values()):
         draw(folders, [row for row in rows if row["n_attractors"]], FILE.with_name("agreement.png"))
 
@@ -91,7 +90,7 @@ def table(runs: pd.DataFrame) -> str:
     check_runs(runs, ("model", "measure"), SEEDS)
     layers = sorted(runs.filter(like="layer_").columns)
     rows = []
-    for name, measure in product(CONVERTED, BY_LAYER):
+    for name, measure in product(MODELS, BY_LAYER):
         seeds = where(runs, model=name, measure=measure)
         rows.append([MODELS[name], measure, *(mean_in_interval(seeds[layer], 2) for layer in layers)])
     return markdown(["model", "measure", *(layer.replace("_", " ") for layer in layers)], rows)
@@ -100,7 +99,8 @@ def table(runs: pd.DataFrame) -> str:
 def differences(runs: pd.DataFrame) -> str:
     """Converted minus softmax in the first and the last layer; corrected together."""
     layers = sorted(runs.filter(like="layer_").columns)
-    tests = comparisons(runs, ("measure",), "model", CONVERTED[::-1], dict.fromkeys((layers[0], layers[-1]), 1))
+    tested = dict.fromkeys((layers[0], layers[-1]), 1)
+    tests = comparisons(runs, ("measure",), "model", ("converted", "softmax"), tested)
     rows = [[measure, layer.replace("_", " "), *test.cells(2)] for (measure, layer), test in tests.items()]
     return markdown(["measure", "layer", *TESTED], rows)
 
@@ -132,11 +132,12 @@ def draw(folders: dict[str, Path], rows: list[dict], file: Path) -> None:
 def chosen(loaded: dict[str, tuple], rows: list[dict]) -> tuple[str, str]:
     """The first short sentence with an attractor that all models get right, and its class."""
     data = TASKS[TASK]
+    models, tokenizers = zip(*loaded.values(), strict=True)
     for row in rows:
-        inputs = next(iter(loaded.values()))[1](row[data.text], return_tensors="pt")
+        inputs = tokenizers[0](row[data.text], return_tensors="pt")
         short = len(row[data.text].split()) <= LONGEST
-        if short and all(model(**inputs).logits.argmax() == row["label"] for model, _ in loaded.values()):
-            return row[data.text], data.classes[row["label"]]
+        if short and all(model(**inputs).logits.argmax() == row["label"] for model in models):
+            return row[data.text], models[0].config.id2label[row["label"]]
     raise ValueError(
         f"expected a sentence of at most {LONGEST} words that all models predict correctly; none of {len(rows)} is. "
         "Pass more --sentences"

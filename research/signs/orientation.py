@@ -6,7 +6,7 @@ At λ = 1 negating the keys and values of a head negates its coefficients and ch
 arbitrary, and can be chosen such that positive coefficients support the target on average (the head is oriented). How
 consistent the signs then are is counted over texts of the training data: the part of `Σ |a_ij u_ij|`, u = ∂y/∂a, in
 which u has the sign that the average has. 1 means that the sign of a coefficient gives that of its contribution, 0.5
-that it says nothing. research/explanations/models.py counts the consistent heads of its models.
+that it says nothing.
 """
 
 from collections.abc import Iterable, Mapping

@@ -25,7 +25,7 @@ def test_every_variant_and_task_names_options_that_the_scripts_know():
     for chosen in VARIANTS.values():
         parse(TRAINING["distill"].OPTIONS, {"output_dir": "unused"} | (chosen.heal or {}))
     for data in TASKS.values():
-        parse(TRAINING["bert"].OPTIONS, last | data.options)
+        parse(TRAINING["bert" if data.text else "images"].OPTIONS, last | data.options)
 
 
 def test_samples_for_training_and_validation_share_no_row(tmp_path):
