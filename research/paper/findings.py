@@ -45,34 +45,6 @@ def margin(test: Comparison) -> str:
     return f"{ceil(10 * smallest + 1e-9) / 10:.1f}" if smallest else ""
 
 
-def texts(runs: pd.DataFrame) -> str:
-    """Accuracies of the paper's model on the texts that are not generated, and their difference."""
-    runs, rows = real_texts(runs), []
-    for title, test in differences(runs, "test_accuracy", 100).items():
-        means = [spread(where(runs, title=title, variant=name), "test_accuracy", 100) for name in PAIR[::-1]]
-        rows.append([title, *means, test.text()])
-    return markdown(["data", "softmax", "TanhMax", "TanhMax − softmax"], rows)
-
-
-def real_texts(runs: pd.DataFrame) -> pd.DataFrame:
-    real = [experiment.name for experiment in read_experiments([TEXTS]) if not experiment.synthetic]
-    rows = selected(runs, TEXTS)
-    return rows[rows["data"].isin(real)]
-
-
-def differences(runs: pd.DataFrame, column: str, scale: float = 1) -> dict[str, Comparison]:
-    """TanhMax minus softmax of a measure by title; p-values corrected over these."""
-    tests = comparisons(runs, ["title"], "variant", PAIR, {column: scale})
-    return {title: test for (title, _), test in tests.items()}
-
-
-def listed(tests: dict[str, Comparison], sign: int) -> str:
-    """The names of the comparisons whose difference has the sign and a corrected p-value below 0.05."""
-    return (
-        ", ".join(name for name, test in tests.items() if test.p_value < 0.05 and test.difference * sign > 0) or "none"
-    )
-
-
 def published(runs: pd.DataFrame) -> str:
     """The paper's accuracies, its protocol run again with the label in the scores, and the same weights without it."""
     tests, rows = comparisons(runs, ["data"], "activation", PAIR, {"fair": 1}), []
@@ -109,13 +81,3 @@ def signs(runs: pd.DataFrame) -> str:
         rarer = ", ".join(f"{100 * part:.0f}" for part in seeds.sort_values("seed")["rarer_sign"])
         rows.append([title, rarer, f"{share.min():.2f} to {share.max():.2f}" if len(share) else ""])
     return markdown(["data", "the rarer sign, % by seed", "share with one sign of u, lowest to highest seed"], rows)
-
-
-def erasure(runs: pd.DataFrame) -> str:
-    """The real texts on which TanhMax is shown to change a measure of erasure by rank."""
-    runs, rows = real_texts(runs), []
-    for name, good in (("comprehensiveness", "high"), ("sufficiency", "low")):
-        for rank, suffix, note in (("a·u", "au", f" ({good} is good)"), ("\\|a\\|", "|a|", "")):
-            tests = differences(runs, f"{name}_{suffix}")
-            rows.append([f"{name} by `{rank}`{note}", listed(tests, 1), listed(tests, -1)])
-    return markdown(["measure", "higher with TanhMax", "lower with TanhMax"], rows)

@@ -1,4 +1,4 @@
-"""What does a sign add to attention? One sentence under softmax and under TanhMax: the README's first picture.
+"""What does a sign add to attention? One sentence under softmax and under TanhMax: the picture of docs/index.md.
 
     python -m research.paper.signed_attention
 
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.measure import ROOT
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
-from hf_bidir.explain.draw.figures import Scale, text_color_on
+from hf_bidir.explain.draw.figures import text_color_on
 from hf_bidir.explain.forward import forward_pass
 from research import save_figure
 from research.runs import command_line
@@ -31,6 +34,7 @@ HEADINGS = {
 }
 WIDTH, HEIGHT, DPI = 9.0, 3.3, 120  # inches
 BOX, GAP = 1.12, 0.07  # inches
+COLORS = colormaps["PuOr_r"]  # not those of support and opposition
 
 
 class Row(NamedTuple):
@@ -70,7 +74,7 @@ def draw(rows: dict[str, Row]) -> Figure:
     panel = figure.add_axes((0, 0, 1, 1))
     panel.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     panel.axis("off")
-    scale = Scale.of(np.array([-limit, limit]))
+    scale = Normalize(-limit, limit)
     centred = {"va": "center", "ha": "center", "parse_math": False}
     for (name, row), top in zip(rows.items(), (HEIGHT - 0.1, HEIGHT - 1.45), strict=True):
         left = (WIDTH - len(row.words) * (BOX + GAP) + GAP) / 2
@@ -78,14 +82,14 @@ def draw(rows: dict[str, Row]) -> Figure:
         probability = f"predicts {row.prediction} ({row.probability:.2f})"
         panel.text(WIDTH - left, top - 0.2, probability, fontsize=11, color="0.35", va="center", ha="right")
         for index, (word, value) in enumerate(zip(row.words, row.coefficients, strict=True)):
-            x, color = left + index * (BOX + GAP), scale.color(value)
+            x, color = left + index * (BOX + GAP), COLORS(scale(value))
             box = {"facecolor": color, "edgecolor": "0.75", "linewidth": 0.8}
             panel.add_patch(Rectangle((x, top - 0.9), BOX, 0.48, **box))
             panel.text(x + BOX / 2, top - 0.66, word, fontsize=15, color=text_color_on(color), **centred)
             number = f"{value:+.2f}".replace("-", "−") if row.coefficients.min() < 0 else f"{value:.2f}"
             panel.text(x + BOX / 2, top - 1.03, number, fontsize=12, **centred)
     bar = figure.add_axes((0.3, 0.5 / HEIGHT, 0.4, 0.12 / HEIGHT))
-    scale.draw(figure, "", cax=bar, orientation="horizontal")
+    figure.colorbar(ScalarMappable(scale, COLORS), cax=bar, orientation="horizontal")
     bar.tick_params(labelsize=11)
     bar.set_xlabel("attention coefficient", fontsize=11, labelpad=1)
     return figure

@@ -1,10 +1,9 @@
-"""The README's first picture, and tables of findings."""
+"""The picture of docs/index.md, and the full report."""
 
 import pytest
 
 from benchmarks.runs import read_runs
-from benchmarks.seeds import compare, holm
-from research.paper import findings, report, run
+from research.paper import report, run
 from research.paper import signed_attention as module
 
 
@@ -18,21 +17,6 @@ def test_softmax_only_adds_words_and_tanhmax_subtracts_those_of_the_readme():
     assert (shown["charming"], shown["weak"]) == (pytest.approx(2.5, abs=0.05), pytest.approx(-3.5, abs=0.05))
     drawn = [text.get_text() for axes in module.draw(rows).axes for text in axes.texts]
     assert all(drawn.count(word) == 2 * list(tanhmax.words).count(word) for word in tanhmax.words)
-
-
-SOFTMAX, BETTER, WORSE = [80.0, 81.0, 82.0], [84.0, 85.1, 86.2], [75.0, 75.9, 76.8]
-
-
-def test_only_differences_that_survive_the_correction_are_listed():
-    tests = {
-        "better": compare(BETTER, SOFTMAX),
-        "worse": compare(WORSE, SOFTMAX),
-        "unclear": compare([80.5, 81.1, 81.9], SOFTMAX),
-    }
-    assert findings.listed(holm(tests), 1) == "better"
-    assert findings.listed(holm(tests), -1) == "worse"
-    assert findings.listed({"unclear": tests["unclear"]}, 1) == "none"
-    assert findings.listed(dict.fromkeys(("SST", "IMDB", "20News"), tests["better"]), 1) == "SST, IMDB, 20News"
 
 
 def test_a_report_has_the_papers_numbers_every_variant_and_the_difference():
