@@ -80,6 +80,11 @@ def test_the_page_opens_with_an_explained_image_and_explains_an_upload_at_once(p
     expect(card(page, 0)).not_to_contain_text("Both models predict “0”.")
 
 
+def test_the_headline_of_a_verdict_is_white_on_its_colour(page):
+    for side in (0, 1):
+        expect(card(page, side).locator(".verdict b")).to_have_css("color", "rgb(255, 255, 255)")
+
+
 def test_the_chosen_head_is_shown_alone(page):
     choose_text_model(page)
     page.get_by_role("button", name="Method, target and head").click()
