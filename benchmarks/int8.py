@@ -53,6 +53,7 @@ def measured(folder: Path, data_dir: Path) -> list[str]:
         if (folder / "adapter_config.json").is_file():
             adapter, folder = folder, Path(scratch, "merged")
             merge_adapter(adapter, folder)
+            shutil.copy(record, folder)  # the options of the evaluation
         copy = quantise_checkpoint(folder, Path(scratch, "int8"))
         shutil.copy(record, copy)
         full, quantised = score(folder, data, split), score(copy, data, split)

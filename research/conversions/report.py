@@ -25,7 +25,8 @@ def overview(runs: DataFrame) -> str:
 
 
 def encoder(runs: DataFrame) -> str:
-    """MiniLM beside the committed healed encoder, both fine-tuned: accuracy, difference and signs, by task."""
+    """MiniLM beside the committed healed encoder, both fine-tuned, or ViTs trained from scratch with softmax and with
+    TanhMax: accuracy, difference and signs, by task."""
     rows = []
     for task, data in TASKS.items():
         softmax, healed = (where(runs, task=task, variant=name) for name in (SOFTMAX, ENCODER))
@@ -34,7 +35,7 @@ def encoder(runs: DataFrame) -> str:
             difference = comparison(healed, softmax, "accuracy", 100).text()
             accuracies = [spread(measured, "accuracy", 100) for measured in (softmax, healed)]
             rows.append([f"{data.title} ({data.detail})", str(len(healed)), *accuracies, difference, *_signs(healed)])
-    return markdown(["data", "seeds", "softmax", "minilm-tanhmax", "difference", "negative", "cost"], rows)
+    return markdown(["data", "seeds", "softmax", "TanhMax", "difference", "negative", "cost"], rows)
 
 
 def _numbers(measured: DataFrame, softmax: DataFrame) -> list[str]:

@@ -23,7 +23,7 @@ RUNS = ROOT / "runs/explained"
 NEUTRAL_GRADE = 2  # of a word in the treebank, on the scale 0 to 4
 SEEDS = 3  # of the models in the tables
 MODELS = {"softmax": "softmax", "tanhmax": "TanhMax"}  # and their names in tables
-VARIANTS = {"tanhmax": "encoder", "converted": "tanhmax-all"}  # those of research.conversions.run
+FOLDERS = {"tanhmax": "encoder", "converted": "tanhmax-all"}  # in the names of those of research.conversions.run
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def folder_of(runs: Path, task: str, name: str, seed: int) -> Path:
     """The folder of a model of research.conversions.run."""
-    return runs / f"{TASKS[task].trained_on or task}-{VARIANTS.get(name, name)}-{seed}"
+    return runs / f"{TASKS[task].trained_on or task}-{FOLDERS.get(name, name)}-{seed}"
 
 
 def models(options: argparse.Namespace, task: str, names: Iterable[str] = MODELS) -> Iterator[tuple[str, int, Path]]:
@@ -158,10 +158,3 @@ def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:
     example = read_text(tokenizer, segmented(" ".join(words), words), limit)
     words_read = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
     return example if words_read == list(words[: len(words_read)]) else None
-
-
-def batches_of(tokenizer, texts: Iterable[str]) -> list[dict[str, Tensor]]:
-    return [
-        dict(tokenizer(list(batch), padding=True, truncation=True, max_length=256, return_tensors="pt"))
-        for batch in torch.utils.data.DataLoader(list(texts), batch_size=16)
-    ]

@@ -1,7 +1,7 @@
 """Do the scores of words say what happens without them? Methods x models, on drawn and on negated sentences.
 
     python -m research.conversions.run sst2 --data-dir DIR --model MINILM --only softmax encoder --seeds 2
-    python -m research.explanations.words --data-dir DIR
+    python -m research.explanations.words --data-dir DIR --seeds 2
 
 Every method explains the predicted class instead of the other one, on 150 test sentences of SST-2 and on 80 with a
 negation; y is the difference of their logits. Rows go to results/words.csv, one for each model, seed, method, set and

@@ -27,15 +27,7 @@ from benchmarks.seeds import TESTED, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.inputs.text import Example
 from research import save_figure
-from research.explanations.tasks import (
-    SEEDS,
-    TASKS,
-    add_options,
-    folder_of,
-    load,
-    models,
-    sample,
-)
+from research.explanations.tasks import SEEDS, TASKS, add_options, folder_of, load, models, sample
 from research.runs import command_line, run_grid
 
 FILE = Path(__file__).with_name("results") / "faithfulness_by_layer.csv"
@@ -132,12 +124,12 @@ def draw(folders: dict[str, Path], rows: list[dict], file: Path) -> None:
 def chosen(loaded: dict[str, tuple], rows: list[dict]) -> tuple[str, str]:
     """The first short sentence with an attractor that all models get right, and its class."""
     data = TASKS[TASK]
-    models, tokenizers = zip(*loaded.values(), strict=True)
+    networks, tokenizers = zip(*loaded.values(), strict=True)
     for row in rows:
         inputs = tokenizers[0](row[data.text], return_tensors="pt")
         short = len(row[data.text].split()) <= LONGEST
-        if short and all(model(**inputs).logits.argmax() == row["label"] for model in models):
-            return row[data.text], models[0].config.id2label[row["label"]]
+        if short and all(model(**inputs).logits.argmax() == row["label"] for model in networks):
+            return row[data.text], networks[0].config.id2label[row["label"]]
     raise ValueError(
         f"expected a sentence of at most {LONGEST} words that all models predict correctly; none of {len(rows)} is. "
         "Pass more --sentences"

@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.measure import ROOT
-from hf_bidir.explain import load_checkpoint, read_text, token_scores
+from hf_bidir.explain import load_checkpoint, read_text
 from hf_bidir.explain.draw.figures import text_color_on
 from hf_bidir.explain.forward import forward_pass
 from research import save_figure
 from research.runs import command_line
 
-SENTENCE, POSITIVE = "a charming film with a weak ending", 1
+SENTENCE = "a charming film with a weak ending"
 HEADINGS = {
     "softmax": "softmax: every word is added",
     "tanhmax": "TanhMax: a word is added (+) or subtracted (−)",
@@ -38,11 +38,10 @@ COLORS = colormaps["PuOr_r"]  # not those of support and opposition
 
 
 class Row(NamedTuple):
-    """One model on the sentence: words, coefficients and contributions to "positive" `[words]`."""
+    """One model on the sentence: words, and coefficients `[words]`."""
 
     words: list[str]
     coefficients: np.ndarray
-    contributions: np.ndarray
     prediction: str
     probability: float
 
@@ -60,11 +59,10 @@ def explain(folder: Path) -> Row:
     model.requires_grad_(False)
     example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
     ((attended,),) = forward_pass(model, example.inputs).coefficients  # of one layer and one text
-    supported = token_scores(model, example.inputs, "contributions", POSITIVE)[0]
-    coefficients, contributions = (example.by_token(scores.detach()).numpy() for scores in (attended[0, 0], supported))
+    coefficients = example.by_token(attended[0, 0].detach()).numpy()
     probabilities = model(**example.inputs).logits[0].softmax(-1)
     prediction = model.config.id2label[probabilities.argmax().item()]
-    return Row(example.tokens, coefficients, contributions, prediction, probabilities.max().item())
+    return Row(example.tokens, coefficients, prediction, probabilities.max().item())
 
 
 def draw(rows: dict[str, Row]) -> Figure:

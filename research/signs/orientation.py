@@ -24,7 +24,6 @@ from hf_bidir.explain.request import Request, Target
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
-from research.explanations.tasks import batches_of
 from research.runs import command_line
 
 CONSISTENT = 0.6  # smallest share of one sign at which a head counts as consistent
@@ -56,6 +55,13 @@ def _support(model: PreTrainedModel, batch: Mapping[str, Tensor], target: Target
         pull = (coefficient.abs() * support).double()  # 0 for queries at padding
         sums[layer] += torch.stack([pull.sum((0, 2, 3)), pull.abs().sum((0, 2, 3))])
     return torch.stack([*sums.values()], 1)
+
+
+def batches_of(tokenizer, texts: Iterable[str]) -> list[dict[str, Tensor]]:
+    return [
+        dict(tokenizer(list(batch), padding=True, truncation=True, max_length=256, return_tensors="pt"))
+        for batch in torch.utils.data.DataLoader(list(texts), batch_size=16)
+    ]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.conversions import embeddings, learning_rates, run
 from research.conversions.run import TASKS, VARIANTS, Variant
+from research.explanations.tasks import MODELS, models
 from research.runs import TRAINING
 from tests.sentence_models import SENTENCES, sentence_model
 from tests.training.checkpoints_of_others import checkpoint_of
@@ -25,7 +26,8 @@ def test_every_variant_and_task_names_options_that_the_scripts_know():
     for chosen in VARIANTS.values():
         parse(TRAINING["distill"].OPTIONS, {"output_dir": "unused"} | (chosen.heal or {}))
     for data in TASKS.values():
-        parse(TRAINING["bert" if data.text else "images"].OPTIONS, last | data.options)
+        for name in data.recipes:
+            parse(TRAINING["bert" if data.text else "images"].OPTIONS, run.recipe(name) | last | data.options)
 
 
 def test_samples_for_training_and_validation_share_no_row(tmp_path):
@@ -57,6 +59,9 @@ def test_a_healed_model_is_measured_beside_its_softmax_model_and_softmax_models_
     )
     equal = first.predictions.table["prediction"] == second.predictions.table["prediction"]
     assert (measured["agreement"], measured["accuracy"]) == (equal.mean(), second.scores["accuracy"])
+    run.measured(options, "sst2", "tanhmax", run.ALL, 0)
+    found = models(Namespace(runs=runs, seeds=1), "sst2", [*MODELS, "converted"])
+    assert [name for name, *_ in found] == ["softmax", "converted"]
     softmax, _ = run.measured(options, "sst2", "softmax", 0, 0)
     assert softmax["recall_0"] == first.scores["recall_0"]
 
