@@ -172,7 +172,7 @@ def _inputs(source: str | None, file: str | None, texts: list[str] | None, chat:
         raise ValueError("expected either a text (or the path of an image or a table) or --file with a text.")
     first: Any = source
     if file is not None:
-        with as_input_error(f"expected a text in UTF-8 in {file}; cannot read it: "):
+        with as_input_error(f"expected a text in UTF-8 in {file}; cannot read it: ", ValueError, OSError):
             text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
         first = text.rstrip("\r\n")
     if chat:

@@ -46,11 +46,10 @@ def explain_rows(
     request = Request(**{"budget": 0} | choices)
     table = read_table(str(source))
     names = table.column_names
-    if set(columns) - set(names) or set(ADDED) & set(names):
-        raise ValueError(
-            f"expected the columns {', '.join(columns)} (--column) in {source}, and none of those that are added "
-            f"({', '.join(ADDED)}); got {', '.join(names)}."
-        )
+    if missing := set(columns) - set(names):
+        raise ValueError(f"{source} has no column {', '.join(missing)} (--column); its columns are {', '.join(names)}.")
+    if taken := set(ADDED) & set(names):
+        raise ValueError(f"{source} has the columns {', '.join(taken)}, which explanations add; rename them.")
     run = f"{__version__} {checkpoint} {sha256(source)} {columns} {request} {top}"
     folder = output.with_name(f".{output.name}-{hashlib.sha256(run.encode()).hexdigest()[:12]}")
     # otherwise accelerate, with a CUDA build of torch on a CPU, joins no process group; the slowest process is awaited

@@ -186,14 +186,14 @@ def student_and_teacher(
     if not is_softmax(softmax_model.config):
         raise InputError(
             f"{teacher or source} computes {softmax_model.config.attn_activation} with negative mass "
-            f"{softmax_model.config.attn_negative_mass}, so it is not a softmax teacher; name its original softmax "
-            "checkpoint with --teacher_name_or_path"
+            f"{softmax_model.config.attn_negative_mass}, so it is not a softmax teacher; heal its original softmax "
+            "checkpoint, or name that to training/distill.py with --teacher_name_or_path"
         )
     shapes = [[weight.shape for weight in model.parameters()] for model in (student, softmax_model)]
     if shapes[0] != shapes[1]:
         raise InputError(
             f"expected a teacher of the student's shape; the weights of {teacher} have other shapes. Name the softmax "
-            "checkpoint that the student was made from with --teacher_name_or_path"
+            "checkpoint that the student was made from to training/distill.py with --teacher_name_or_path"
         )
     if is_softmax(student.config):
         student.config.attn_activation = activation or student.config.attn_activation.replace("softmax", "tanhmax")

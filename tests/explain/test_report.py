@@ -65,7 +65,7 @@ def test_a_text_is_read_from_a_file_or_from_standard_input(checkpoint, tmp_path)
         (("{folder}", TEXT, "--chat"), "has no chat template"),
         (("{folder}",), "either a text (or the path of an image or a table) or --file"),
         (("{folder}", TEXT, "--file", "{folder}/config.json"), "or --file with a text."),
-        (("{folder}", "--file", "{folder}/absent.txt"), "absent.txt"),
+        (("{folder}", "--file", "{folder}/absent.txt"), "expected a text in UTF-8 in "),
         (("{folder}", "--file", "{folder}/latin-1.txt"), "expected a text in UTF-8 in "),
         (("{folder}", TEXT, "--text", "a", "--text", "b"), "(one --text)"),
         (("{digits}", DIGITS / "example.png", "--text", "a"), "--text"),

@@ -174,14 +174,13 @@ def test_a_row_of_a_tagger_has_a_line_for_each_word_with_a_label(tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("in.csv", "--column", "review"), "expected the columns review (--column) in in.csv"),
-        (("in.csv", "--column", "review"), "got row, text."),
+        (("in.csv", "--column", "review"), "in.csv has no column review (--column); its columns are row, text."),
         (("in.csv", "--output", "out"), "or for a table --output FILE.csv"),
         (("in.csv", "--json"), "leave out --file, --text, --chat and --json"),
         (("absent.csv",), "expected a data file at absent.csv; there is no such file"),
         (("in.csv", "--new-tokens", "2"), "new_tokens is for models that generate text"),
         (("in.csv", "--target", "postive"), 'Did you mean "positive"?'),
-        (("old.csv",), "got text, value."),
+        (("old.csv",), "old.csv has the columns value, which explanations add"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, monkeypatch, words, named):

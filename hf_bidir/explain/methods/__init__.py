@@ -24,7 +24,7 @@ CHEAP_NOTE = (
     "{best}, the default of short texts, would need {passes} forward passes; {method} needs {cost} pass. "
     'Choose method="{best}" (--method {best}) to wait.'
 )
-STREAM_NOTE = f"{{method}} is a cheap method; budget={AFFORDABLE} gives the default of single texts, {{best}}."
+STREAM_NOTE = f"{{method}} is cheap; budget={AFFORDABLE} (--method {{best}}) gives {{best}}, as for single texts."
 FEWER_PASSES = ' With segments="sentences" (--segments sentences) it needs one per sentence.'
 
 logger = logging.getLogger(__name__)
