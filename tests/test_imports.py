@@ -1,6 +1,6 @@
 """Imports are lazy, and the Auto classes still find signed models; tests/test_package.py imports transformers first."""
 
-from tests.processes import run_python
+from tests.processes import ROOT, run_python
 
 LIGHT = """
 import sys
@@ -8,9 +8,11 @@ import hf_bidir, hf_bidir.explain
 from typer.testing import CliRunner
 from hf_bidir.cli import app
 
-for words in ("--help", "explain --help", "families roberta"):
+open("taken.csv", "w").close()
+refused = ["explain x --file missing.txt", "explain x y.csv --output taken.csv"]
+for words in ("--help", "explain --help", "families roberta", *refused):
     done = CliRunner().invoke(app, words.split())
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 2 * (words in refused), done.output
 print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 BEFORE_TRANSFORMERS = """
@@ -35,8 +37,8 @@ torch.utils._pytree.log.warning("%s is deprecated", 1)
 """
 
 
-def test_the_package_its_explanations_and_commands_that_only_print_import_neither_torch_nor_transformers():
-    assert run_python(LIGHT, fresh=True).splitlines() == ["[]"]
+def test_the_package_and_commands_that_only_print_or_find_no_file_import_neither_torch_nor_transformers(tmp_path):
+    assert run_python(LIGHT, fresh=True, cwd=tmp_path, PYTHONPATH=str(ROOT)).splitlines() == ["[]"]
 
 
 def test_an_import_before_that_of_transformers_registers_signed_models_beside_others_and_prints_nothing():

@@ -131,7 +131,6 @@ def explain(
     """
     is_table = output.suffix == ".csv"
     with running("explain", *(["train"] if is_table else [])):
-        choices = _choices(context)
         if is_table:
             if source is None or file or text or chat or as_json:
                 raise ValueError("a table has its texts in columns; leave out --file, --text, --chat and --json.")
@@ -139,14 +138,15 @@ def explain(
                 raise ValueError(f"expected a new file for --output; {output} exists. Choose another, or move it away.")
             from .rows import explain_rows
 
-            explain_rows(checkpoint, Path(source), column or ["text"], output, choices, top)
+            explain_rows(checkpoint, Path(source), column or ["text"], output, _choices(context), top)
             return
+        inputs = _inputs(source, file, text, chat)
         from hf_bidir.explain.draw.page import check_page, write_explanation
         from hf_bidir.explain.draw.terminal import print_words
 
         if not as_json:
             check_page(output)  # refuses a folder of something else before an explanation, which may take minutes
-        explanation = _explained(checkpoint, _inputs(source, file, text, chat), [source, *(text or [])], choices)
+        explanation = _explained(checkpoint, inputs, [source, *(text or [])], _choices(context))
         if as_json:
             echo(explanation.to_json())
             return
