@@ -237,6 +237,8 @@ def test_a_healed_classifier_has_the_test_numbers_of_a_later_evaluation_of_its_o
     text = build_model_card(finished).text
     assert "## Results\n\n**Agreement 0.9750**" in text
     assert "% are negative" not in text
+    write(finished, "previous_run.json", RUN)
+    assert "Trained on someone/reviews. Then healed: distilled from its softmax" in build_model_card(finished).text
 
 
 @pytest.mark.parametrize("change", [{"attn_activation": "softmax"}, {"attn_negative_mass": 0.0}], ids=str)
