@@ -44,7 +44,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
-    parser.add_argument("--steps", type=int, nargs="+", default=[30, 300], help="lengths of healing")
+    parser.add_argument("--steps", type=int, nargs="+", default=[30], help="lengths of healing")
     options = parser.parse_args()
     students = [("swapped", 0), ("centred, swapped", 0)]
     students += [("centred, healed", steps) for steps in options.steps]
