@@ -186,6 +186,7 @@ class ModelArguments(AdapterArguments):
     num_attention_heads: int = option(4, "From scratch: the number of heads; must divide hidden_size.")
     intermediate_size: int = option(512, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
+    initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
     attn_scope: str = option("global", "From scratch: the scope, global or window (attn_window positions).")
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 

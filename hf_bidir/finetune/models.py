@@ -35,7 +35,7 @@ CONFLICTS = [  # an adapter has the attention of its base model
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
 SHAPE = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("attn_scope", "attn_window"),
+    *("initializer_range", "attn_scope", "attn_window"),
 )
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
