@@ -35,7 +35,7 @@ def main() -> None:
     options = options_of(__doc__, "int8", data_dir={"type": Path, "required": True}, checkpoints=cards)
     rows = []
     for folder in tqdm(options.checkpoints, unit="checkpoint"):
-        if any((folder / f"{kind}.safetensors").is_file() for kind in ("model", "adapter_model")):
+        if any(folder.glob("*model.safetensors")):
             rows.append([folder.name, *measured(folder, options.data_dir)])
     notes = (
         "Scores are accuracies in percent, for language models the perplexity, where lower is better. Size: of the "

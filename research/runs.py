@@ -10,8 +10,9 @@ from benchmarks.measure import ROOT, command_line, recipe, run_grid, train_once
 from hf_bidir.finetune.record import is_finished, read_record
 from training import causal_lm, distill, image_classification, recurrent_classification, seq2seq, text_classification
 
-__all__ = ["ROOT", "command_line", "grid", "is_finished", "read_record", "recipe", "run_grid", "train"]
+__all__ = ["ROOT", "RUNS", "command_line", "grid", "is_finished", "read_record", "recipe", "run_grid", "train"]
 
+RUNS = ROOT / "runs/explained"  # models that several studies read
 TRAINING = {  # the training scripts, by the kind of model
     "recurrent": recurrent_classification,
     "bert": text_classification,

@@ -140,7 +140,7 @@ def explain(
 
             explain_rows(checkpoint, Path(source), column or ["text"], output, _choices(context), top)
             return
-        inputs = _inputs(source, file, text, chat)
+        inputs = _inputs(source, file, text, chat)  # an error in them is told before the slow imports
         from hf_bidir.explain.draw.page import check_page, write_explanation
         from hf_bidir.explain.draw.terminal import print_words
 

@@ -46,9 +46,9 @@ def explain_rows(
     request = Request(**{"budget": 0} | choices)
     table = read_table(str(source))
     names = table.column_names
-    if missing := set(columns) - set(names):
+    if missing := [name for name in columns if name not in names]:
         raise ValueError(f"{source} has no column {', '.join(missing)} (--column); its columns are {', '.join(names)}.")
-    if taken := set(ADDED) & set(names):
+    if taken := [name for name in ADDED if name in names]:
         raise ValueError(f"{source} has the columns {', '.join(taken)}, which explanations add; rename them.")
     run = f"{__version__} {checkpoint} {sha256(source)} {columns} {request} {top}"
     folder = output.with_name(f".{output.name}-{hashlib.sha256(run.encode()).hexdigest()[:12]}")

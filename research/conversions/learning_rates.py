@@ -20,9 +20,8 @@ from pandas import DataFrame
 from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import comparison, markdown, read_runs, spread, where
 from research.conversions.run import ALL, TASKS
-from research.explanations.tasks import RUNS
 from research.paper.data import SPLITS
-from research.runs import ROOT, command_line, grid, recipe, run_grid, train
+from research.runs import ROOT, RUNS, command_line, grid, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "learning_rates.csv"
 RATES = (2e-5, 5e-5, 1.5e-4, 5e-4)

@@ -28,9 +28,8 @@ import yaml
 from benchmarks.measure import KEEP_LAST
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.hub.evaluate import Evaluation, evaluate_checkpoint
-from research.explanations.tasks import RUNS
 from research.paper.data import SPLITS
-from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
+from research.runs import ROOT, RUNS, command_line, read_record, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "conversions.csv"
 RECIPES = Path(__file__).with_name("recipes")
@@ -48,7 +47,7 @@ class Data:
     folder: str
     files: tuple[str | None, ...] = tuple(f"{split}.parquet" for split in SPLITS)
     text: str | None = "text"
-    recipes: tuple[str, str] = ("sst2-minilm-full",) * 2
+    recipes: dict[str, str] = field(default_factory=lambda: dict.fromkeys((SOFTMAX, ENCODER), "sst2-minilm-full"))
     rows: dict[str, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -136,9 +135,9 @@ def fine_tuned(
     options: argparse.Namespace, task: str, start: str | None, seed: int, files: dict[str, Path | None]
 ) -> Path:
     """The folder of a softmax model, or of a signed one; trained unless it is finished."""
-    data = TASKS[task]
-    settings = recipe(data.recipes[bool(start)]) | KEEP_LAST | files | {"seed": seed} | data.options
-    folder = options.runs / f"{task}-{ENCODER if start else SOFTMAX}-{seed}"
+    data, variant = TASKS[task], ENCODER if start else SOFTMAX
+    settings = recipe(data.recipes[variant]) | KEEP_LAST | files | {"seed": seed} | data.options
+    folder = options.runs / f"{task}-{variant}-{seed}"
     if data.text is None:
         train("images", settings, folder)
         return folder

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.measure import ROOT
 from hf_bidir.explain import load_checkpoint, read_image, read_text
 from hf_bidir.explain.inputs.parts import segmented
 from hf_bidir.explain.inputs.text import Example
 from hf_bidir.finetune.data.sources import read_table
+from research.conversions.run import TASKS as TRAINED
+from research.runs import RUNS
 
-RUNS = ROOT / "runs/explained"
 NEUTRAL_GRADE = 2  # of a word in the treebank, on the scale 0 to 4
 SEEDS = 3  # of the models in the tables
 MODELS = {"softmax": "softmax", "tanhmax": "TanhMax"}  # and their names in tables
-FOLDERS = {"tanhmax": "encoder", "converted": "tanhmax-all"}  # in the names of those of research.conversions.run
+FOLDERS = {"tanhmax": "encoder", "converted": "tanhmax-all"}  # what research.conversions.run calls them
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,17 @@ class Task:
         return data_dir / self.folder / f"{split}.parquet"
 
 
+def _trained(name: str) -> Task:
+    """A task of research.conversions.run."""
+    data = TRAINED[name]
+    return Task(data.title, data.folder, data.text)
+
+
 TASKS = {
-    "sst2": Task("SST-2", "sst2"),
-    "agreement": Task("subject-verb agreement", "sva_linzen", "masked"),  # the number of a verb
+    "sst2": _trained("sst2"),
+    "agreement": _trained("agreement"),
     "movies": Task("movie reviews", "movie_rationales", trained_on="sst2"),
-    "fashion": Task("Fashion-MNIST", "fashion_mnist", None),
+    "fashion": _trained("fashion"),
 }
 
 

@@ -26,7 +26,7 @@ def test_every_variant_and_task_names_options_that_the_scripts_know():
     for chosen in VARIANTS.values():
         parse(TRAINING["distill"].OPTIONS, {"output_dir": "unused"} | (chosen.heal or {}))
     for data in TASKS.values():
-        for name in data.recipes:
+        for name in data.recipes.values():
             parse(TRAINING["bert" if data.text else "images"].OPTIONS, run.recipe(name) | last | data.options)
 
 
@@ -60,8 +60,8 @@ def test_a_healed_model_is_measured_beside_its_softmax_model_and_softmax_models_
     equal = first.predictions.table["prediction"] == second.predictions.table["prediction"]
     assert (measured["agreement"], measured["accuracy"]) == (equal.mean(), second.scores["accuracy"])
     run.measured(options, "sst2", "tanhmax", run.ALL, 0)
-    found = models(Namespace(runs=runs, seeds=1), "sst2", [*MODELS, "converted"])
-    assert [name for name, *_ in found] == ["softmax", "converted"]
+    trained = models(Namespace(runs=runs, seeds=1), "sst2", [*MODELS, "converted"])
+    assert [name for name, *_ in trained] == ["softmax", "converted"]
     softmax, _ = run.measured(options, "sst2", "softmax", 0, 0)
     assert softmax["recall_0"] == first.scores["recall_0"]
 
